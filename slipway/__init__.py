@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from slipway.pipelines.api.functions import (
         CrossValidation,
         check,
-        compare,
         cross_validate,
         model,
         rehearse,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CrossValidation", "Model", "Rejected", "Report", "Run", "RunFailed", "Runs",
-    "check", "compare", "cross_validate", "model", "rehearse", "run", "runs",
+    "check", "cross_validate", "model", "rehearse", "run", "runs",
 ]  # fmt: skip
 # The modules of the other classes; what is not named here is in `functions`.
 _MODULES = {
@@ -43,13 +42,23 @@ _MODULES = {
     "RunFailed": "errors",
     "Runs": "existing",
 }
+# `from slipway import steps` asks for the attribute before it imports the module.
+_MODULE_NAMES = ("extensions", "steps", "training")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"slipway.pipelines.api.{_MODULES.get(name, 'functions')}"), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f"slipway.pipelines.api.{_MODULES.get(name, 'functions')}"), name)
+    if name not in _MODULE_NAMES and name in (added := _added()):
+        return importlib.import_module("slipway.extensions").load(added[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_added()]
+
+
+def _added() -> dict[str, str]:
+    """Return the references of what extensions offer here, by name."""
+    rows = importlib.import_module("slipway.extensions").installed()
+    return {name: reference for row in rows for name, reference in row.functions.items()}

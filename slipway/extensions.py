@@ -12,13 +12,14 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 GROUP = "slipway.extensions"
 # The modules of Slipway's extensions, and the sections of the configuration that they own.
 MODULES: Mapping[str, tuple[str, ...]] = {
+    "slipway.components.cloud.extension": ("build", "containers"),
     "slipway.pipelines.tuning.extension": ("tune",),
     "slipway.pipelines.notification.extension": ("notify",),
     "slipway.pipelines.tracking.extension": ("track",),
@@ -29,6 +30,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.platforms.kubeflow.extension": ("kubeflow",),
     "slipway.pipelines.platforms.tpu.extension": ("tpu",),
     "slipway.pipelines.prices.extension": (),
+    "slipway.pipelines.notebook.extension": (),
 }
 
 
@@ -43,6 +45,7 @@ class Section:
         check: A function that receives the whole configuration if it has the section, as "module:function", and raises
             UserError for what contradicts it; "" for none.
         forms: The patterns of its settings and what they demand, in words, as "module:MAPPING"; "" for none.
+        has_default: Whether a configuration without it has the settings' defaults; otherwise, it has none.
         secrets: The names of settings whose values no error shows.
         affects_training: Whether its settings make a difference to what a run trains.
     """
@@ -52,6 +55,7 @@ class Section:
     description: str
     check: str = ""
     forms: str = ""
+    has_default: bool = False
     secrets: tuple[str, ...] = ()
     affects_training: bool = True
 
@@ -89,6 +93,10 @@ class Extension:
         checks: Tuples of `slipway.pipelines.checks.Check`, which the doctor makes on every platform.
         observers: Classes of `slipway.pipelines.runs.observers.Observer`, such as trackers.
         sources: Rows of `slipway.components.prepare_data.sources.SOURCES`.
+        schemas: The settings classes of its own configuration files, by the word for `slipway config schema`.
+        functions: What `import slipway` offers besides the core, by name.
+        image_builder: The program, as a module, that builds the image of a run's containers on this machine.
+        capture: What makes a module of a function that is in none, such as one from a notebook's cell.
     """
 
     name: str
@@ -100,6 +108,10 @@ class Extension:
     checks: tuple[str, ...] = ()
     observers: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    schemas: Mapping[str, str] = field(default_factory=dict)
+    functions: Mapping[str, str] = field(default_factory=dict)
+    image_builder: str = ""
+    capture: str = ""
 
 
 def load(reference: str) -> Any:
@@ -131,6 +143,12 @@ def _others() -> list[Extension]:
     from importlib.metadata import entry_points
 
     return [point.load() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+
+
+def references(field: str) -> list[str]:
+    """Return the references that extensions have in one of their fields, such as "checks" or "image_builder"."""
+    values = [getattr(extension, field) for extension in installed()]
+    return [reference for value in values if value for reference in ((value,) if isinstance(value, str) else value)]
 
 
 def sections() -> tuple[Section, ...]:

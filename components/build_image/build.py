@@ -8,10 +8,10 @@ from typing import TextIO
 
 from slipway.components.build_image import local
 from slipway.components.build_image.context import Context
-from slipway.components.build_image.reference import artifact_repository
 from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry, Registry
 from slipway.components.cloud.connection import Connection
 from slipway.core.errors import UserError
+from slipway.core.image_reference import artifact_repository
 from slipway.trainer.settings import Settings
 
 LABELS = "org.opencontainers.image"

@@ -17,15 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from slipway.components.build_image.images import REQUIREMENTS, ImageKind, beam_kind
-from slipway.components.build_image.project import (
-    OTHERS,
-    ContextFile,
-    ProjectContent,
-    check_requirements,
-    git_commit,
-    git_files,
-)
+from slipway.components.build_image.project import OTHERS, ContextFile, ProjectContent, check_requirements, git_files
 from slipway.core.errors import UserError
+from slipway.core.git import git_commit
 from slipway.trainer.engines.installed import DISTRIBUTION
 
 DOCKERFILE = "slipway/containers/Dockerfile"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from slipway.components.build_image.settings import ContentSettings
 from slipway.core.errors import UserError, nearest
+from slipway.core.git import git
 
 # Never included in an image, even if git tracks them.
 SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
@@ -119,32 +119,6 @@ def git_files(
     location = [] if repository is None else ["--git-dir", repository, "--work-tree", "."]
     names = git(folder, *location, "ls-files", "-z", *options, "--", *patterns).split("\0")
     return [name for name in names if name and _is_regular(folder / name)]
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Return the output of a git command in `folder`.
-
-    Raises:
-        UserError: git is not installed, or the folder is not in a checkout.
-    """
-    try:
-        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UserError("git is not installed; images contain the files that it tracks.", fix="install git") from None
-    if answer.returncode:
-        raise UserError(
-            f"{folder} is not in a git checkout; images contain the files that git tracks.",
-            fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit -m start",
-        )
-    return answer.stdout
-
-
-def git_commit(folder: Path) -> str | None:
-    """Return the commit checked out in `folder`, with "-dirty" for modified files; None without git."""
-    try:
-        return git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
-    except UserError:
-        return None
 
 
 def check_requirements(path: Path, locked: Path) -> None:

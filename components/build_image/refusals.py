@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import (
     ACCOUNT_DOMAIN,
@@ -17,6 +16,7 @@ from slipway.components.cloud.refusals import is_absent, is_answer, is_disabled,
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
+from slipway.core.image_reference import ImageReference
 from slipway.core.values import JsonObject
 
 # The regions in which restricted projects may run builds.

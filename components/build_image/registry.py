@@ -10,12 +10,12 @@ import urllib.parse
 import urllib.request
 from typing import Any, Protocol
 
-from slipway.components.build_image.reference import artifact_repository
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import is_disabled, member_of, refusal
 from slipway.components.cloud.retries import existing, retried, status_of
 from slipway.core.errors import UserError
+from slipway.core.image_reference import artifact_repository
 
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, field_validator
 
-from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import Connection, check_endpoints
 from slipway.components.cloud.rules import ACCOUNT, BUCKET, PROJECT, check_labels
+from slipway.core.image_reference import check_pinned
 from slipway.trainer.settings import Settings
 
 PinnedImage = Annotated[str, AfterValidator(check_pinned)]

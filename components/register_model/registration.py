@@ -6,7 +6,6 @@ import json
 import logging
 from pathlib import Path
 
-from slipway.components.build_image.project import git_commit
 from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import INTERVALS, UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
@@ -20,6 +19,7 @@ from slipway.components.register_model.registry import (
 from slipway.components.train.result import trainer_record
 from slipway.core import events
 from slipway.core.errors import UserError
+from slipway.core.git import git_commit
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.table import model_files

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from slipway import extensions
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.pipelines.api import starting
 from slipway.pipelines.api.errors import in_python, public
 from slipway.pipelines.api.existing import Run, Runs, reject, start
-from slipway.pipelines.api.notebook import Report, findings_table, show_line
+from slipway.pipelines.api.notebook import findings_table, show_line
 from slipway.pipelines.options import Runner, check_runner, configuration_path
 from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
 from slipway.pipelines.runs import record as records
@@ -235,27 +236,6 @@ def model(name: str | os.PathLike[str] | None = None) -> Model:
     return Model.find(None if name is None else os.fspath(name))
 
 
-@public
-def compare(*runs: Run | str) -> Report:
-    """Return the page that compares runs, by default all: metrics, settings that differ, learning curves, data, code.
-
-    Args:
-        runs: Runs, or their ids; several.
-
-    Raises:
-        UserError: There is no such run, or there are none.
-    """
-    from slipway.pipelines.comparison import page
-    from slipway.pipelines.selection import selection
-
-    root = in_project(records.ROOT)
-    folders = [records.find(one, root) if isinstance(one, str) else one._folder for one in runs]
-    rows = [selection.read(folder) for folder in folders or records.folders(root)]
-    if not rows:
-        raise UserError("There are no runs yet.", fix="slipway run")
-    return Report(page.write(selection.described(rows)), f"{len(rows)} runs compared")
-
-
 def overrides(settings: Settings | None) -> list[str]:
     """Return settings as texts "dotted.name=value" in YAML.
 
@@ -341,13 +321,19 @@ def _reference(code: Code, include: list[str], *, program: bool = False) -> str:
     """Return how the configuration names a function; add to `include` the files that images need for it."""
     if isinstance(code, str):
         return code
-    from slipway.pipelines.api.capture import capture
-
-    captured = capture(code, Path.cwd(), program=program)
+    references = extensions.references("capture")
+    if not references:
+        raise UserError(
+            "Functions are captured by an extension that is not installed.",
+            value=repr(code),
+            allowed='the name of a function in a module of the project, as "module:function"',
+        )
+    captured = extensions.load(references[0])(code, Path.cwd(), program=program)
     include += captured.include
     if captured.taken:
         show_line(f"{captured.path.name}: {captured.taken}")
-    return captured.reference
+    reference: str = captured.reference
+    return reference
 
 
 def _show_warnings(findings: Sequence[Finding]) -> None:

@@ -263,7 +263,7 @@ def _build_trainer(ready: Ready, say: Say) -> None:
 
     try:
         with (folder.logs / "build_image.log").open("w") as log:
-            image = platform.build_images(ready.configuration, log, say, None)["trainer"]
+            image = platform.build_trainer(ready.configuration, log, say)
             replace_file(folder.image_file, image.encode())
     except BaseException as error:
         tail = launch.last_lines(folder.logs / "build_image.log")

@@ -165,11 +165,6 @@ COMMANDS = (
         "Write the pipeline spec that a run executes.",
         ("slipway compile --target vertex -c my.yaml -o spec.yaml",),
     ),
-    Command(
-        "Build and schedule", "build", "slipway.pipelines.cli.artifacts:build",
-        "Build the images that a run needs, skip those already in the registry, and print their digests.",
-        ("slipway build --target vertex -c my.yaml", "slipway build --no-push"),
-    ),
 )  # fmt: skip
 EXAMPLES = (
     "slipway init         write a small project that runs at once",

@@ -1,17 +1,14 @@
-"""Artifacts of runs, and `slipway compile`, `build` and `verify`, which write and read them."""
+"""Artifacts of runs, and `slipway compile` and `verify`, which write and read them."""
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.targets import Target, show_cost, show_warnings, target_option
+from slipway.pipelines.cli.targets import Target, show_cost, show_warnings
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -22,14 +19,11 @@ from slipway.pipelines.options import (
     check_folder_of,
     configured,
 )
-from slipway.pipelines.platforms.base import Platform
-from slipway.pipelines.platforms.capabilities import WithImages
-from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
 
 if TYPE_CHECKING:
-    from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.images.build import Content
+    pass
 
 
 @user_errors
@@ -58,72 +52,6 @@ def compile_(
     platform_of(target).compile_to(output, configuration, say)
     made = f"{output}: {configuration.name} for {target} on {configuration.parsed_hardware}"
     console.print(made)
-
-
-@user_errors
-def build(
-    file: ConfigurationFile = None,
-    config: Configuration = None,
-    target: Annotated[
-        str | None,
-        target_option(
-            "Where the images run: local (with run --runner docker), vertex or tpu; default: by the configuration's "
-            "sections, else local."
-        ),
-    ] = None,
-    hardware: Hardware = None,
-    overrides: Overrides = None,
-    builder: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="cloud-build, docker, podman or buildah; default: the configured builder."),
-    ] = None,
-    no_push: Annotated[bool, typer.Option("--no-push", help="Build locally without pushing to a registry.")] = False,
-    listed: Annotated[
-        bool, typer.Option("--list", help="Build nothing; print what the images contain of your project, and its size.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Build the images that a run needs, skip those already in the registry, and print their digests."""
-    from slipway.pipelines.images.build import Content, build_images
-
-    configuration = configured(file, config, overrides, hardware)
-    platform = platform_of(target) if target else _building(configuration)
-    if not isinstance(platform, WithImages):
-        raise UserError(
-            f"Slipway builds no image for {platform.title}.",
-            setting="--target",
-            value=platform.name,
-            fix="build it from containers/Dockerfile; see docs/images.md",
-        )
-    if listed:
-        contents = [Content.of(image) for image in platform.wanted_images(configuration, say).values()]
-        text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"
-        sys.stdout.write(text if as_json else "\n".join(_listed(content) for content in contents))
-        return
-    images = build_images(configuration, platform, builder, push=not no_push, log=sys.stderr, say=say)
-    sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
-
-
-def _building(configuration: RunConfig) -> Platform:
-    """Return the platform for which images are built that has a section in the configuration, else this machine."""
-    sections = (name for name in PLATFORMS if getattr(configuration, name, None))
-    name = next((name for name in sections if isinstance(PLATFORMS[name], WithImages)), DEFAULT)
-    say(f"for {platform_of(name).title}")
-    return platform_of(name)
-
-
-def _listed(content: Content) -> str:
-    """Return an image's content as lines: the project's files with their sizes, largest first."""
-    largest = sorted(content.project.items(), key=lambda item: (-item[1], item[0]))
-    lines = [f"{_size(size)}  {name}" for name, size in largest]
-    total = sum(content.project.values())
-    lines.append(f"{_size(total)}  in {len(content.project)} files of the project")
-    lines.append(f"{_size(content.slipway_bytes)}  in {content.slipway_files} files of Slipway")
-    return "\n".join([content.image, *(f"  {line}" for line in lines)]) + "\n"
-
-
-def _size(size: int) -> str:
-    return f"{size:13,d} bytes"
 
 
 @user_errors

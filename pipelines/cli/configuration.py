@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Annotated
 
+import click
 import typer
 
-from slipway.core.values import leaves
+from slipway import extensions
+from slipway.core.values import leaves, spoken
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
 from slipway.pipelines.terminal import command_group, print_json, user_errors
 
@@ -21,12 +22,9 @@ Key = tuple[str, ...]
 config = command_group("Show a configuration, or the JSON Schema of configuration files.")
 
 
-class Kind(StrEnum):
-    """A kind of configuration file."""
-
-    run = "run"
-    schedule = "schedule"
-    endpoint = "endpoint"
+RUN = "run"
+SCHEMAS = {kind: settings for extension in extensions.installed() for kind, settings in extension.schemas.items()}
+KINDS = [RUN, *SCHEMAS]
 
 
 @config.command(epilog="[bold]Examples[/]\n\nslipway config show my.yaml --set train.epochs=5")
@@ -56,24 +54,15 @@ def show(
 @user_errors
 def schema(
     kind: Annotated[
-        Kind, typer.Argument(metavar="[KIND]", help="The kind of file: run, schedule or endpoint.")
-    ] = Kind.run,
+        str,
+        typer.Argument(metavar="[KIND]", click_type=click.Choice(KINDS), help=f"The kind of file: {spoken(KINDS)}."),
+    ] = RUN,
 ) -> None:
     """Print the JSON Schema of configuration files, with which editors complete and check them."""
+    from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.config.schema import schema_text
 
-    if kind is Kind.schedule:
-        from slipway.pipelines.config.schedule import ScheduleSettings
-
-        sys.stdout.write(schema_text(ScheduleSettings))
-    elif kind is Kind.endpoint:
-        from slipway.components.deploy.settings import EndpointSettings
-
-        sys.stdout.write(schema_text(EndpointSettings))
-    else:
-        from slipway.pipelines.config.config import RunConfig
-
-        sys.stdout.write(schema_text(RunConfig))
+    sys.stdout.write(schema_text(RunConfig if kind == RUN else extensions.load(SCHEMAS[kind])))
 
 
 def _with_origins(values: Mapping[str, object], origin: Callable[[Key], str]) -> str:

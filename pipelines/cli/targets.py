@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from slipway import extensions
+from slipway.core.errors import UserError
 from slipway.core.values import spoken
 from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.table import PLATFORMS, platform_of
@@ -53,5 +55,12 @@ def show_cost(config: RunConfig, target: str, say: Say, trials: int = 1) -> None
 
 
 def check_runner_on(target: str, runner: Runner) -> None:
-    """Refuse --runner docker for a new run whose replicas are not on this machine."""
+    """Refuse --runner docker for a new run whose replicas are not on this machine, and where no image can be built."""
+    if runner is Runner.docker and not extensions.references("image_builder"):
+        raise UserError(
+            "Containers need an image, and no extension is installed that builds one.",
+            setting="--runner",
+            value=runner.value,
+            fix="remove --runner docker",
+        )
     check_runner(runner, runner if platform_of(target).trains_here else Runner.process, f"a run on {target}")

@@ -4,6 +4,7 @@ from slipway.extensions import Command, Extension
 
 EXTENSION = Extension(
     "compare",
+    functions={"compare": "slipway.pipelines.comparison.api:compare"},
     commands=(
         Command(
             "Train", "reproduce", "slipway.pipelines.comparison.commands:reproduce",

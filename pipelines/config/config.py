@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_mode
 from pydantic.config import JsonDict
 
 from slipway import extensions
-from slipway.components.build_image.settings import ContainerSettings, ContentSettings
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
@@ -54,10 +53,11 @@ def _hardware_schema(schema: JsonDict) -> None:
 
 def _assembled(core: type[Section]) -> type[Section]:
     """Return the settings with the sections of all extensions."""
-    fields: Any = {
-        row.name: (extensions.load(row.settings) | None, Field(default=None, description=row.description))
-        for row in extensions.sections()
-    }
+    fields: dict[str, Any] = {}
+    for row in extensions.sections():
+        settings = extensions.load(row.settings)
+        kind, default = (settings, settings()) if row.has_default else (settings | None, None)
+        fields[row.name] = (kind, Field(default=default, description=row.description))
     return create_model(
         core.__name__,
         __base__=core,
@@ -129,10 +129,6 @@ class RunConfig(Settings, defer_build=True):
         default=None,
         description="Name of a label in `vertex.labels` or `tpu.labels`: only trainings with its value count for "
         "`budget_per_month`; null: all.",
-    )
-    build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
-    containers: ContainerSettings = Field(
-        default=ContainerSettings(), description="Images for local runs with `--runner docker`."
     )
 
     @model_validator(mode="before")

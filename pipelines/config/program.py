@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slipway.components.build_image.reference import check_pinned
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
+from slipway.core.image_reference import check_pinned
 from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:

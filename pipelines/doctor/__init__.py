@@ -31,7 +31,6 @@ GENERAL = (
     Check("model memory", configuration.model_memory, each="hardware"),
     Check("compiled step", configuration.compiled_step, of_run=True, each="hardware"),
     Check("stages", configuration.stages),
-    Check("image context", configuration.image_context, of_run=True),
     Check("signing key", configuration.signing_key, of_run=True),
     Check("champion", configuration.champion, of_run=True),
 )
@@ -39,8 +38,8 @@ GENERAL = (
 
 def checks_of(platform: Platform) -> tuple[Check, ...]:
     """Return the checks of a run on a platform."""
-    added = [name for extension in extensions.installed() for name in extension.checks]
-    return (*GENERAL, *(check for name in added for check in extensions.load(name)), *platform.checks())
+    added = (check for reference in extensions.references("checks") for check in extensions.load(reference))
+    return (*GENERAL, *added, *platform.checks())
 
 
 def examine_all(context: Context, show: Show = lambda _: None) -> list[Finding]:

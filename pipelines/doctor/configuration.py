@@ -17,7 +17,6 @@ from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
-from slipway.pipelines.platforms.capabilities import WithImages
 from slipway.pipelines.runs.budget import check_month
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
@@ -212,13 +211,6 @@ def _prepared(config: RunConfig) -> Iterator[tuple[Path, Manifest]]:
             continue
         if (found.source, found.task, found.settings.get("inputs")) == (data.source, config.task, data.inputs):
             yield path.parent, found
-
-
-def image_context(context: Context) -> str:
-    """The run's images can be built: git tracks their files, and for local containers Docker responds."""
-    if not isinstance(context.platform, WithImages):
-        raise NotApplicableError("no image is built")
-    return context.platform.image_context(context)
 
 
 def signing_key(context: Context) -> str:

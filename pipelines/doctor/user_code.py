@@ -15,8 +15,8 @@ from pathlib import Path
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
-from slipway.pipelines.migrate.changes import imported_packages, literal_metrics, missing_outputs
-from slipway.pipelines.migrate.source import SourceFile, read_program
+from slipway.pipelines.programs.outputs import imported_packages, literal_metrics, missing_outputs, occurring
+from slipway.pipelines.programs.source import SourceFile, read_program
 from slipway.trainer import hooks
 from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.installed import extras
@@ -87,8 +87,8 @@ def outputs(context: Context) -> str:
     evaluated = config.evaluate.module is not None or config.prepared is not None
     missing = [
         row
-        for row in missing_outputs(files)
-        if not (row.pattern == "metrics.json" and evaluated)
+        for row in missing_outputs(occurring(files))
+        if not (row.text == "metrics.json" and evaluated)
         if not any("$(AIP_" in argument for argument in config.train.arguments)
     ]
     if not missing:
@@ -102,7 +102,7 @@ def outputs(context: Context) -> str:
         )
     texts = (use.name for file in files for use in file.uses if use.kind == "text")
     outputs = (text for text in texts if OUTPUT_OPTION.fullmatch(text))
-    option = next(outputs, None) if first.pattern == "AIP_MODEL_DIR" else None
+    option = next(outputs, None) if first.text == "AIP_MODEL_DIR" else None
     arguments = json.dumps([*config.train.arguments, option, "$(AIP_MODEL_DIR)"])
     raise UserError(
         f"The program {program} {first.why}: no model could be registered.",

@@ -12,7 +12,7 @@ from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.images.images import Say, Wanted
-from slipway.pipelines.platforms.capabilities import WithImages
+from slipway.pipelines.images.platform import WithImages
 
 BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 

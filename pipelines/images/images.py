@@ -11,6 +11,7 @@ from slipway.components.build_image.build import ImageRequest, request_of
 from slipway.components.build_image.context import Context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.project import ProjectContent, project_content
+from slipway.components.build_image.settings import ContentSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load
@@ -94,9 +95,10 @@ def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[s
     if is_checkout(SOURCE_TREE) and folder.is_relative_to(SOURCE_TREE):
         return own, None
     inside = [name for name, path in own.items() if path.parent == folder]
-    if not inside and not config.build.include and not config.build.requirements:
+    build = config.section(ContentSettings) or ContentSettings()
+    if not inside and not build.include and not build.requirements:
         return own, None
-    content = project_content(folder, config.build, inside, partial(_is_configuration, config), without_git=without_git)
+    content = project_content(folder, build, inside, partial(_is_configuration, config), without_git=without_git)
     return {name: path for name, path in own.items() if name not in inside}, content
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.components.build_image.images import BEAM_BOOT, BEAM_LABEL, BEAM_SDK, beam_version
-from slipway.components.build_image.reference import ImageReference
 from slipway.core.errors import UserError
+from slipway.core.image_reference import ImageReference
 from slipway.pipelines.checks import CheckWarning, NotApplicableError
 from slipway.pipelines.hardware.placement import IMAGE_PYTHON
 from slipway.pipelines.images.images import SOURCE_TREE

@@ -9,9 +9,9 @@ from typing import TextIO
 
 from slipway.components.build_image.build import ImageRequest, build_locally, ensure, find, registry_of
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
-from slipway.components.build_image.reference import artifact_repository
 from slipway.components.cloud.settings import CloudSettings
 from slipway.core.errors import UserError
+from slipway.core.image_reference import artifact_repository
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.images.images import Say, Wanted, own_content, wanted_image
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.core.noise import without_stderr
 from slipway.pipelines.migrate.legacy_apis import KERAS3, LEGACY_APIS, PYTHON3, TF2, LegacyAPI
-from slipway.pipelines.migrate.source import SourceFile, Use, is_below, read_program
+from slipway.pipelines.programs.outputs import Output, missing_outputs, occurring
+from slipway.pipelines.programs.source import Use, is_below, read_program
 
 SIBLING = "is in this file's package, where only Python 2 finds it by this name"
 
@@ -34,8 +35,8 @@ class Change:
 def changes_in(root: Path, module: str) -> list[Change]:
     """Return what has to change in a module and in the files below `root` that it imports, by file and line."""
     files = read_program(root, module)
-    occurring = _occurring(files)
-    rows = [row for row in LEGACY_APIS if _applies(row, occurring)]
+    names = occurring(files)
+    rows = [row for row in LEGACY_APIS if _applies(row, names)]
     changes: list[Change] = []
     for file in files:
         path = file.path.relative_to(root)
@@ -51,57 +52,20 @@ def changes_in(root: Path, module: str) -> list[Change]:
             use_package = f"use from {'.'.join(path.parent.parts)} import {sibling}"
             changes.append(Change(str(path), (number,), f"import {sibling}", SIBLING, use_package, PYTHON3))
     if files:
-        name = Path(*module.split("."))
-        main = name.with_suffix(".py") if (root / name.with_suffix(".py")).is_file() else name / "__main__.py"
+        path = Path(*module.split("."))
+        main = path.with_suffix(".py") if (root / path.with_suffix(".py")).is_file() else path / "__main__.py"
         written = {change.replacement for change in changes}
-        absent = [row for row in _absent_texts(occurring) if row.replacement not in written]
+        absent = [row for row in missing_outputs(names) if row.replacement not in written]
         changes += [_change(main, {1}, "the program", row) for row in absent]
     return sorted(changes, key=lambda change: (change.path, change.lines, change.found))
 
 
-def _change(path: Path, lines: Set[int], found: str, row: LegacyAPI) -> Change:
+def _change(path: Path, lines: Set[int], found: str, row: LegacyAPI | Output) -> Change:
     return Change(str(path), tuple(sorted(lines)), found, row.why, row.replacement, row.source)
 
 
-def _occurring(files: Iterable[SourceFile]) -> set[str]:
-    """Return the names and texts in files, and the parts of dotted names."""
-    return {part for file in files for use in file.uses for part in (use.name, *use.name.split("."))}
-
-
-def missing_outputs(files: Sequence[SourceFile]) -> list[LegacyAPI]:
-    """Return the rows of what a program should write and does not name."""
-    return _absent_texts(_occurring(files))
-
-
-def imported_packages(files: Sequence[SourceFile]) -> set[str]:
-    """Return the packages that files import anywhere, with tf for tensorflow."""
-    return {use.name.partition(".")[0] for file in files for use in file.uses if use.kind == "module"}
-
-
-def literal_metrics(files: Sequence[SourceFile]) -> set[str] | None:
-    """Return the metrics that all calls of slipway.training.finish name; None if one does not as a literal dict."""
-    calls = [use.call for file in files for use in file.uses if use.name == "slipway.training.finish"]
-    found: set[str] = set()
-    for call in calls:
-        given = next(iter([*call.args, *(each.value for each in call.keywords)]), None) if call else None
-        if not isinstance(given, ast.Dict) or not all(isinstance(key, ast.Constant) for key in given.keys):
-            return None
-        found |= {str(key.value) for key in given.keys if isinstance(key, ast.Constant)}
-    return found or None
-
-
-def _absent_texts(occurring: Set[str]) -> list[LegacyAPI]:
-    """Return the rows for texts that a program should have, of those that do not occur in it."""
-    return [
-        row
-        for row in LEGACY_APIS
-        if row.kind == "absent" and _applies(row, occurring)
-        if not any(each.endswith(row.pattern) for each in occurring)
-    ]
-
-
-def _applies(row: LegacyAPI, occurring: Set[str]) -> bool:
-    return (not row.beside or row.beside in occurring) and occurring.isdisjoint(row.unless)
+def _applies(row: LegacyAPI, names: Set[str]) -> bool:
+    return (not row.beside or row.beside in names) and names.isdisjoint(row.unless)
 
 
 def _matching(use: Use, rows: Iterable[LegacyAPI]) -> list[LegacyAPI]:
@@ -133,8 +97,6 @@ def _matches(use: Use, row: LegacyAPI) -> bool:
         case "name":
             if use.kind not in ("name", "module") or not is_below(_keras(use.name), row.pattern):
                 return False
-        case "absent":
-            return False
     return not row.valid or (use.call is not None and not _is_valid(use.call, row))
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["name", "method", "keyword", "text", "variable", "module", "builtin", "absent"]
+from slipway.pipelines.programs.outputs import REGISTERED
+
+Kind = Literal["name", "method", "keyword", "text", "variable", "module", "builtin"]
 TF2 = "https://www.tensorflow.org/guide/migrate"
 KERAS3 = "https://keras.io/guides/migrating_to_keras_3/"
 ESTIMATOR = "https://github.com/tensorflow/tensorflow/releases/tag/v2.16.1"
@@ -28,7 +30,7 @@ class LegacyAPI:
         kind: How a pattern is matched. name: a dotted name, or anything below it; tf.keras and keras are the same.
             method: a call of a method of any object. keyword: NAME(keyword): a keyword argument of a call of NAME or
             anything below it. text: a whole string. variable: os.environ[VARIABLE]. module: an imported module.
-            builtin: a name that is not defined. absent: no text ends in it, and no row has the same replacement.
+            builtin: a name that is not defined.
         why: Continues the sentence that begins with what was found.
         source: The page that says so.
         valid: Endings of the first argument (or of `keyword`) with which a call is still right.
@@ -51,7 +53,6 @@ class LegacyAPI:
 
 
 ELSEWHERE = "writes outside AIP_MODEL_DIR, from where the model is registered"
-REGISTERED = "let the chief write the model to slipway.training.model_dir()"
 NOT_WRITTEN = ("AIP_MODEL_DIR", "slipway.training")
 NO_SAVED_MODEL = "writes .keras and .h5 files only in Keras 3"
 EXPORTED = "use model.export(folder) for a SavedModel"
@@ -64,8 +65,6 @@ LOCAL = "use TPUClusterResolver(tpu='local')"
 NODE = "found a TPU node over the network; the program now runs on the TPU VM"
 MULTI_WORKER = "use tf.distribute.MultiWorkerMirroredStrategy()"
 FIT_FAILS = "fails in Keras 3 with MultiWorkerMirroredStrategy and several replicas"
-NO_METRICS = "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted"
-METRICS = 'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module'
 
 # For each reason, the patterns and what to write instead.
 REASONS = {
@@ -102,15 +101,6 @@ REASONS = {
     ),
     LegacyAPI("name", CHECKPOINTS, KERAS3, valid=(".keras", ".weights.h5"), keyword="filepath"): {
         "keras.callbacks.ModelCheckpoint": "end the file name so"
-    },
-    LegacyAPI(
-        "absent",
-        "saves no model to AIP_MODEL_DIR",
-        VERTEX,
-        unless=("slipway.training.export", "slipway.training.model_dir"),
-    ): {"AIP_MODEL_DIR": REGISTERED},
-    LegacyAPI("absent", NO_METRICS, "docs/your-own-training-loop.md", unless=("slipway.training",)): {
-        "metrics.json": METRICS
     },
     # --- Keras 2
     LegacyAPI("keyword", "was renamed in Keras 3", KERAS3): {

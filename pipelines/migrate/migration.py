@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import yaml
 from pydantic import ValidationError
 
-from slipway.components.build_image.reference import GCR, ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.core.image_reference import GCR, ImageReference
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.custom_jobs import POOLS, ROLES
 from slipway.pipelines.migrate.flags import CUSTOM_JOB_COMMANDS, read_custom_job_flags, read_flags

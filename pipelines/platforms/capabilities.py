@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.base import Say
     from slipway.pipelines.platforms.steps import PlatformSteps
 
@@ -27,38 +25,17 @@ class WithSetup(ABC):
         """
 
 
-class WithImages(ABC):
-    """A platform for which Slipway builds images."""
+class WithTrainerImage(ABC):
+    """A platform whose steps run on this machine, but for the training: its image exists before the first step."""
 
     @abstractmethod
-    def image_context(self, context: Context) -> str:
-        """Return the names of the images that the run builds, after checking that they can be built.
-
-        Raises:
-            UserError: They cannot be built.
-            NotApplicableError: None is built.
-        """
-
-    @abstractmethod
-    def builder(self, config: RunConfig) -> str:
-        """Return the configured builder of the images."""
-
-    @abstractmethod
-    def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
-        """Return the images of a run by role, before they are built."""
-
-    @abstractmethod
-    def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
-        """Build and push the images that the registry does not have; return their URIs by role, with digests.
+    def build_trainer(self, config: RunConfig, log: TextIO, say: Say) -> str:
+        """Return the image that trains by digest, built if the registry does not have it.
 
         Raises:
             UserError: The user can fix it, such as missing permissions or files that git does not track.
-            WorkFailed: A build failed.
+            WorkFailed: The build failed.
         """
-
-
-class WithTrainerImage(WithImages):
-    """A platform whose steps run on this machine, but for the training: its image exists before the first step."""
 
     @abstractmethod
     def steps(self, trainer: str) -> PlatformSteps:

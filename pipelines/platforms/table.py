@@ -8,7 +8,7 @@ from slipway.pipelines.platforms.base import Platform, RemotePlatform
 from slipway.pipelines.platforms.local.platform import LocalPlatform
 
 DEFAULT = LocalPlatform.name
-_ADDED = [extensions.load(name) for extension in extensions.installed() for name in extension.platforms]
+_ADDED = map(extensions.load, extensions.references("platforms"))
 PLATFORMS: dict[str, Platform] = {kind.name: kind() for kind in (LocalPlatform, *_ADDED)}
 
 

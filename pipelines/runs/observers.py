@@ -41,7 +41,7 @@ class Observer:
 
 def observers() -> list[Observer]:
     """Return the observers of all extensions."""
-    return [extensions.load(name)() for extension in extensions.installed() for name in extension.observers]
+    return [extensions.load(reference)() for reference in extensions.references("observers")]
 
 
 @contextlib.contextmanager

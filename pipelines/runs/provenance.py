@@ -25,7 +25,7 @@ def of_here(config: RunConfig) -> JsonObject:
     """Return what a run that starts now on this machine is made with."""
     import hashlib  # light commands only read this file
 
-    from slipway.components.build_image.project import git_commit
+    from slipway.core.git import git_commit
     from slipway.trainer.engines.installed import DISTRIBUTION
 
     return {

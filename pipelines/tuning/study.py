@@ -15,7 +15,7 @@ from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.migrate.source import read_program
+from slipway.pipelines.programs.source import read_program
 from slipway.pipelines.runs import provenance
 from slipway.trainer.engines.installed import verify_extra
 

@@ -9,8 +9,8 @@ from pydantic.json_schema import JsonSchemaValue
 
 from slipway.components.deploy.settings import EndpointSettings
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.schema import schema_of
+from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 
 PAGE = """\
 <!-- Generated from the settings classes: python -m tests.docs.configuration > docs/configuration.md -->

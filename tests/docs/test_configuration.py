@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.errors import _all_names, _field, _model_at
-from slipway.pipelines.config.schedule import ScheduleSettings
+from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 from slipway.trainer.config import JobConfig
 from tests.docs.configuration import page
 

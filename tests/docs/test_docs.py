@@ -25,8 +25,8 @@ from slipway.components.deploy.settings import EndpointSettings
 from slipway.components.setup_access.requirements import APIS
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.values import apply_overrides, read_yaml
+from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway.components.build_image.reference import ImageReference
+from slipway.core.image_reference import ImageReference
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.images.inspection import check_driver
 from slipway.pipelines.platforms.kubeflow.checks import check_volume, settings_of

@@ -1,12 +1,10 @@
 """Run steps in containers through the Docker API (Docker, podman) at DOCKER_HOST.
 
-A run's folders have the same paths inside and outside, and the user owns what the steps write. As a program
-(`python -m`), this module is the step build_image of such a run.
+A run's folders have the same paths inside and outside, and the user owns what the steps write.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -15,18 +13,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from slipway.components.build_image.build import build_locally, ensure, registry_of
-from slipway.components.step import LOGS_VARIABLE, step
-from slipway.core import events
+from slipway.components.step import LOGS_VARIABLE
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.locations import locations
-from slipway.pipelines.images.images import Say, Wanted, wanted_image
 from slipway.pipelines.runs.record import RunFolder
 
 if TYPE_CHECKING:
@@ -214,39 +209,3 @@ def _user(client: DockerClient) -> ContainerArguments:
     if any("podman" in str(part.get("Name", "")).lower() for part in client.version().get("Components") or []):
         return {"user": me, "userns_mode": "keep-id"}
     return {"user": "0:0"}  # root in rootless Docker is the host user
-
-
-def wanted_steps(config: RunConfig, accelerator: str, say: Say) -> Wanted:
-    """Return the image of a run's containers, before it is built."""
-    settings = config.containers
-    return wanted_image(config, "steps", accelerator, settings.base, settings.repository, say)
-
-
-def local_image(
-    config: RunConfig, accelerator: str, log: TextIO, say: Say, builder: str | None = None
-) -> tuple[str, bool]:
-    """Return the image of a run's containers by digest, and whether it already existed.
-
-    Raises:
-        UserError: The registry cannot be reached, the builder is not installed, files are not tracked.
-        WorkFailed: The build failed.
-    """
-    settings, image = config.containers, wanted_steps(config, accelerator, say)
-    builder, registry = builder or settings.builder, registry_of(settings.repository, None)
-    built = ensure(image.request, registry, lambda: build_locally(image.request, builder, image.context.archive(), log))
-    return built.uri, built.reused
-
-
-def build_image(folder: RunFolder) -> None:
-    """Build the run's image, or find it in the registry, and write its name to the run folder."""
-    with step("build_image") as outcome:
-        config = load(folder.configuration_file)
-        image, outcome.reused = local_image(config, "gpu" if has_gpus() else "cpu", sys.stdout, events.message)
-        outcome.outputs = {"image": image}
-        folder.image_file.write_text(image)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m slipway.pipelines.platforms.local.containers")
-    parser.add_argument("folder", type=Path)
-    build_image(RunFolder(parser.parse_args().folder))

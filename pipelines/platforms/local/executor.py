@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from slipway import extensions
 from slipway.core import forking, integrity
 from slipway.core.exit_codes import STOPPED
 from slipway.core.values import JsonObject
@@ -127,8 +128,8 @@ def _warm(steps: Sequence[str], engine: str, lock: int, stopping: threading.Even
 
 def _build_image(folder: RunFolder) -> bool:
     """Build the steps' image in another process, as every step runs; return whether that succeeded."""
-    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.containers", str(folder.path)]
-    return subprocess.run(command, check=False).returncode == 0
+    [builder] = extensions.references("image_builder")
+    return subprocess.run([sys.executable, "-m", builder, str(folder.path)], check=False).returncode == 0
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ LATER = (
     "kfp.compiler",
     "kfp.local.subprocess_task_handler",
     *(f"{PACKAGE}.{name}" for name in ("containers", "earlier", "steps")),
-    *(name.partition(":")[0] for extension in extensions.installed() for name in extension.observers),
+    *(reference.partition(":")[0] for reference in extensions.references("observers")),
 )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slipway.components.build_image.reference import ImageReference
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
 from slipway.core.errors import UserError
+from slipway.core.image_reference import ImageReference
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, no_section
 from slipway.pipelines.hardware import Hardware

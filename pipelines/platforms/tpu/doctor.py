@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from slipway.components.build_image.reference import ImageReference
 from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
@@ -31,6 +30,7 @@ from slipway.components.setup_access.requirements import (
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
+from slipway.core.image_reference import ImageReference
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import cost

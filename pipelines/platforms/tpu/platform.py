@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.pipelines.cleaning.platform import WithCleaning
+from slipway.pipelines.images.platform import WithImages
 from slipway.pipelines.platforms.base import Platform, Say
 from slipway.pipelines.platforms.capabilities import WithSetup, WithTrainerImage
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
-class TpuPlatform(Platform, WithCleaning, WithSetup, WithTrainerImage):
+class TpuPlatform(Platform, WithCleaning, WithImages, WithSetup, WithTrainerImage):
     """Processes on this machine, of which the step train requests a TPU and trains on its VMs."""
 
     name = "tpu"
@@ -107,6 +108,9 @@ class TpuPlatform(Platform, WithCleaning, WithSetup, WithTrainerImage):
         from slipway.pipelines.platforms.tpu.checks import settings_of
 
         return {"trainer": trainer_image(config, settings_of(config), log, say, builder)}
+
+    def build_trainer(self, config: RunConfig, log: TextIO, say: Say) -> str:
+        return self.build_images(config, log, say, None)["trainer"]
 
     def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:
         from slipway.pipelines.platforms.tpu.cleaning import TpuCleaner

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
@@ -17,6 +16,7 @@ from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError, lowered
+from slipway.core.image_reference import ImageReference
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slipway.components.build_image.images import NAME
-from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, pages, retried
 from slipway.components.register_model.model_registry import RUN_LABEL
+from slipway.core.image_reference import ImageReference
 from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded
 from slipway.pipelines.cleaning.local import kept_runs
 from slipway.pipelines.config.config import RunConfig

@@ -20,6 +20,10 @@ EXTENSION = Extension(
             forms="slipway.components.cloud.rules:FORMS",
         ),
     ),
+    schemas={
+        "schedule": "slipway.pipelines.platforms.vertex.schedules.settings:ScheduleSettings",
+        "endpoint": "slipway.components.deploy.settings:EndpointSettings",
+    },
     platforms=("slipway.pipelines.platforms.vertex.platform:VertexPlatform",),
     commands=(
         Command(

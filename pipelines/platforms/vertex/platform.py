@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cleaning.platform import WithCleaning
+from slipway.pipelines.images.platform import WithImages
 from slipway.pipelines.notification.platform import WithNotification
 from slipway.pipelines.platforms.base import RemotePlatform, Say
-from slipway.pipelines.platforms.capabilities import BatchJob, WithBatches, WithImages, WithSetup
+from slipway.pipelines.platforms.capabilities import BatchJob, WithBatches, WithSetup
 from slipway.pipelines.tuning.platform import WithSearch
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from slipway.components.build_image.project import git_commit
 from slipway.components.cloud.connection import CALL_SECONDS, Connection
 from slipway.components.cloud.operations import StillRunningError
 from slipway.components.cloud.quick_import import TYPES, import_module
@@ -20,6 +19,7 @@ from slipway.components.cloud.retries import is_conflict, is_transient, is_unrea
 from slipway.components.register_model.model_registry import label
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
+from slipway.core.git import git_commit
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware import validate_for

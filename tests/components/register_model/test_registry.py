@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from slipway.components.build_image.project import git_commit
 from slipway.components.register_model import registry as registry_module
 from slipway.components.register_model.registration import register
 from slipway.components.register_model.registry import RegisterSettings, Registry
 from slipway.core import integrity
 from slipway.core.errors import UserError
+from slipway.core.git import git_commit
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.schema import schema_text
+from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 
 DIGITS = Path("configs/digits.yaml")
 OPTIONS = ("--set", "train.steps=7", "--set", 'model.arguments={text: "a\\nb"}', "--hardware", "cpu*2")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.light_commands import COMMANDS, prepare
+from slipway import extensions
 
 # Standard packages that take as long to import as a library.
 SLOW = ("asyncio", "concurrent", "email", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml")
@@ -87,7 +88,8 @@ def importers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, s
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_light_command_imports_only_what_it_may(name: str, importers: dict[str, dict[str, str]]) -> None:
     # An extension's row, what its platforms can do, and its settings import nothing else of it.
-    folders = {module.rpartition(".")[0] for module in importers[name] if module.endswith(".extension")}
+    folders = {module.rpartition(".")[0] for module in extensions.MODULES}
+    folders |= {package for extension in extensions.installed() for package in extension.packages}
     rows = folders | {folder.rpartition(".")[0] for folder in folders}
     rows |= {f"{folder}.{part}" for folder in folders for part in ("extension", "platform", "settings")}
     counted = [module for module in reversed(importers[name]) if module not in rows]

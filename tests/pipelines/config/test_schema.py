@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.schema import schema_text
+from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 
 SCHEMAS = {Path("configs"): RunConfig, Path("configs/schedules"): ScheduleSettings}
 RUN = json.loads(schema_text(RunConfig))

@@ -192,7 +192,6 @@ def example(row) -> str:
         "variable": f"import os\nos.environ[{name!r}]",
         "module": f"import {name}",
         "builtin": "print >>f, 1" if name == "print >>" else f"{name}(1)",
-        "absent": "x = 1",
     }
     return f"{used[row.kind]}\n{row.beside!r}\n"
 

@@ -8,7 +8,6 @@ import itertools
 import re
 from collections.abc import Callable
 
-from slipway.components.build_image.reference import ImageReference
 from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
@@ -24,6 +23,7 @@ from slipway.components.setup_access.desired import Binding
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.requirements import ACT_AS, BUILDS, PROJECT, SUBMITTER, VERTEX_USER, roles_for
 from slipway.core.errors import UserError
+from slipway.core.image_reference import ImageReference
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.images.inspection import check_boot, check_driver

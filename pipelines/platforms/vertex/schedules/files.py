@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo, available_timezones
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.config.files import ConfigurationFile, Files, errors_in
-from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.parameters import is_parameter
 from slipway.pipelines.platforms.vertex.schedules.cron import parse, run_times
+from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 from slipway.pipelines.platforms.vertex.settings import vertex_of
 
 

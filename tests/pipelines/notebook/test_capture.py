@@ -29,7 +29,7 @@ CAPTURE = """
 import json as _json
 from pathlib import Path as _Path
 from slipway.core.errors import UserError as _UserError
-from slipway.pipelines.api.capture import capture as _capture
+from slipway.pipelines.notebook.capture import capture as _capture
 try:
     _got = _capture({what}, _Path("."), program={program})
     print("JSON" + _json.dumps([_got.reference, _got.path.read_text(), _got.taken, _got.include]))
@@ -207,7 +207,7 @@ def test_program(kernel: Kernel, folder: Path) -> None:
 SCRIPT = """
 from pathlib import Path
 from slipway.core.errors import UserError
-from slipway.pipelines.api.capture import capture
+from slipway.pipelines.notebook.capture import capture
 K = 2
 class Point:
     x = K

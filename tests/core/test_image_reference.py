@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.components.build_image.reference import ImageReference, check_pinned
+from slipway.core.image_reference import ImageReference, check_pinned
 
 DIGEST = "sha256:" + "0" * 64
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.pipelines.api.literals import MAX_CHARACTERS, NotLiteralError, has_path, literal
+from slipway.pipelines.notebook.literals import MAX_CHARACTERS, NotLiteralError, has_path, literal
 
 HASHABLE = st.recursive(
     st.none()

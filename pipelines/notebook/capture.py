@@ -20,7 +20,7 @@ from typing import Any
 
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
-from slipway.pipelines.api.imports import (
+from slipway.pipelines.notebook.imports import (
     import_statement,
     imported_modules,
     merged,
@@ -28,10 +28,10 @@ from slipway.pipelines.api.imports import (
     project_file,
     submodule_imports,
 )
-from slipway.pipelines.api.literals import NotLiteralError, has_path, literal
-from slipway.pipelines.api.names import OF_MODULES, Names, in_order, names_of, reachable, undefined_names
-from slipway.pipelines.api.refusals import is_builtin, refuse_name, uncapturable, undefined
-from slipway.pipelines.api.sources import TO_A_FILE, Source, class_source, function_of, function_source
+from slipway.pipelines.notebook.literals import NotLiteralError, has_path, literal
+from slipway.pipelines.notebook.names import OF_MODULES, Names, in_order, names_of, reachable, undefined_names
+from slipway.pipelines.notebook.refusals import is_builtin, refuse_name, uncapturable, undefined
+from slipway.pipelines.notebook.sources import TO_A_FILE, Source, class_source, function_of, function_source
 
 MAX_SHOWN = 60
 

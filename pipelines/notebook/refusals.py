@@ -11,8 +11,8 @@ from types import MethodType
 from typing import Any
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.api.literals import MAX_CHARACTERS
-from slipway.pipelines.api.sources import TO_A_FILE
+from slipway.pipelines.notebook.literals import MAX_CHARACTERS
+from slipway.pipelines.notebook.sources import TO_A_FILE
 
 # What IPython calls the inputs, the outputs and the folders of a session.
 _HISTORY = re.compile(r"_+|_i+|_i?\d+|_[iod]h|In|Out")

@@ -8,7 +8,7 @@ import symtable
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from slipway.pipelines.api.sources import Source
+from slipway.pipelines.notebook.sources import Source
 
 _LAZY_ANNOTATIONS = "from __future__ import annotations\n"
 _COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp", "genexpr")

@@ -1,0 +1,1 @@
+"""Functions from a notebook's cells, captured as modules of the project."""
