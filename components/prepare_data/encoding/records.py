@@ -13,9 +13,9 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import google_crc32c
 
@@ -29,7 +29,11 @@ from slipway.components.prepare_data.encoding.messages import (
     values,
     varint,
 )
-from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, LENGTH, mask, masked_crc32c, record_length
+from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, LENGTH, MASK_DELTA, mask, masked_crc32c, record_length
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_KEPT = 4096
 # A message of up to this size is copied once more, which takes less time than computing its checksum in parts.
@@ -37,10 +41,14 @@ SMALL_BYTES = 1 << 14
 SEARCH_BYTES = 1 << 20
 # Of a sample, which is in memory several times.
 SAMPLE_BYTES = 256 << 20
+# Of a shard, of which many records are read at once.
+PIECE_BYTES = 1 << 20
 # Possible starts of a record: the 8-byte length is below 2**40.
 POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 # Tags of the length-delimited fields 1 and 2.
 ONE, TWO = b"\n", b"\x12"
+# Of a byte of a varint: the bits of the number. In all but the last byte, the other bit is set.
+VARINT_BITS = 0x7F
 Label = tuple[bytes | float | int, ...]
 
 _crc32c, _extend, _packed = google_crc32c.value, google_crc32c.extend, CHECKSUM.pack
@@ -208,37 +216,184 @@ def read_columns(
 ) -> dict[str, list[bytes]]:
     """Return the Features of the first examples in these files by name, in an order that is the same for all names.
 
-    Reading ends after `most` bytes. Of the examples that have the same bytes beside their Features, one
-    is parsed.
+    Reading ends after `most` bytes.
 
     Raises:
         DamagedRecord: A file is truncated or a checksum is wrong.
     """
     import numpy as np
 
-    found: dict[str, list[bytes]] = {name: [] for name in names}
-    by_length: dict[int, list[bytes]] = {}
-    size = 0
-    for message in itertools.islice(itertools.chain.from_iterable(map(_messages, shards)), count):
-        by_length.setdefault(len(message), []).append(message)
-        size += len(message)
-        if size >= most:
+    columns: dict[str, list[bytes]] = {name: [] for name in names}
+    for piece in _pieces(shards, count, most, verified=True):
+        located, is_alike = _located(piece)
+        octets = np.frombuffer(piece.data, np.uint8)
+        others = [(index, features_of(piece.message(index))) for index in np.flatnonzero(~is_alike).tolist()]
+        for name, found in columns.items():
+            key = name.encode()
+            _, starts = _varints(octets, located[key].names + len(_name_of(key) + TWO))
+            features = piece.slices(starts, located[key].ends)
+            for index, parsed in others:
+                features[index] = parsed[key]
+            found += features
+    return columns
+
+
+def read_entries(shards: Iterable[Path], names: Iterable[str], count: int, most: int) -> Iterator[list[bytes]]:
+    """Yield the names and Features of the first examples in these files, joined, those of many examples at a time.
+
+    They are equal if the Features are. Reading ends after `most` bytes. Checksums are not compared.
+
+    Raises:
+        DamagedRecord: A file is truncated.
+    """
+    import numpy as np
+
+    chosen = {name.encode() for name in names}
+    for piece in _pieces(shards, count, most, verified=False):
+        located, is_alike = _located(piece, chosen)
+        runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        for entries in (entries for name, entries in located.items() if name in chosen):
+            if runs and runs[-1][1] is entries.starts:
+                runs[-1] = (runs[-1][0], entries.ends)
+            else:
+                runs.append((entries.starts, entries.ends))
+        parts = [piece.slices(*run) for run in runs]
+        joined = parts[0] if len(parts) == 1 else [*map(b"".join, zip(*parts, strict=True))]
+        for index in np.flatnonzero(~is_alike).tolist():
+            features = features_of(piece.message(index))
+            joined[index] = b"".join(example_entry(name, features[name]) for name in sorted(chosen))
+        yield joined
+
+
+class _Piece(NamedTuple):
+    """Many messages in memory: their bytes, and the offsets at which each of them starts and ends."""
+
+    data: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def message(self, index: int) -> bytes:
+        return self.data[self.starts[index] : self.ends[index]]
+
+    def slices(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:
+        """Return the bytes between these offsets."""
+        data = self.data
+        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def views(self, size: int) -> NDArray[np.void]:
+        """Return the `size` bytes at each offset."""
+        import numpy as np
+
+        return np.ndarray(len(self.data) - size + 1, f"V{size}", self.data, 0, (1,))
+
+    def verify(self) -> None:
+        """Raise DamagedRecord if a checksum is wrong."""
+        import numpy as np
+
+        messages = self.slices(self.starts, self.ends)
+        crcs = np.fromiter(map(_crc32c, messages), np.uint32, len(messages))
+        stored = self.views(CHECKSUM.size)[self.ends].view("<u4")
+        headers = {*self.slices(self.starts - HEADER_BYTES, self.starts)}
+        if (stored != (crcs >> 15 | crcs << 17) + MASK_DELTA).any() or None in map(record_length, headers):
+            raise DamagedRecord("a checksum is wrong")
+
+
+class _Entries(NamedTuple):
+    """The offsets of a Feature in many messages: of its entry, of the name in the entry, and of the entry's end."""
+
+    starts: NDArray[np.int64]
+    names: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def _pieces(shards: Iterable[Path], count: int, most: float, *, verified: bool) -> Iterator[_Piece]:
+    """Yield the first `count` messages of these files, those of about PIECE_BYTES at a time; end after `most` bytes.
+
+    Raises:
+        DamagedRecord: A file is truncated or, if they are verified, a checksum is wrong.
+    """
+    import numpy as np
+
+    for shard in shards:
+        with shard.open("rb") as file:
+            data = b""
+            while count > 0 and most > 0 and (block := file.read(max(PIECE_BYTES, len(data)))):
+                data += block
+                offsets = _offsets(data, count)
+                starts, ends = offsets[:-1] + HEADER_BYTES, offsets[1:] - CHECKSUM.size
+                sizes = np.cumsum(ends - starts)
+                enough = int(np.searchsorted(sizes, most)) + 1
+                piece = _Piece(data, starts[:enough], ends[:enough])
+                data = data[offsets[-1] :]
+                if not len(starts):
+                    continue
+                if verified:
+                    piece.verify()
+                yield piece
+                count -= len(piece.starts)
+                most -= int(sizes[:enough][-1])
+            if data and count > 0 and most > 0:
+                raise DamagedRecord("the file ends inside a record")
+
+
+def _offsets(data: bytes, count: int) -> NDArray[np.int64]:
+    """Return the offsets of the first `count` records that are whole, and of the end of the last one."""
+    import numpy as np
+
+    frame, offsets = HEADER_BYTES + CHECKSUM.size, [0]
+    size = min(LENGTH.unpack_from(data)[0] + frame, len(data) + 1) if len(data) >= frame else frame
+    lengths = np.ndarray(min(count, len(data) // size), "<u8", data, 0, (size,))
+    if (lengths == size - frame).all():  # as of rows of numbers: this is faster
+        offsets = [*range(0, len(lengths) * size + 1, size)]
+    while len(offsets) <= count and (start := offsets[-1]) + frame <= len(data):
+        end = start + LENGTH.unpack_from(data, start)[0] + frame
+        if end > len(data):
             break
-    for length, messages in by_length.items():
-        bounds, end, is_fixed = {}, length, np.ones(length, np.bool_)
-        for name, feature in reversed(features_of(messages[0]).items()):
-            bounds[name] = slice(end - len(feature), end)
-            is_fixed[bounds[name]] = False
-            end -= len(example_entry(name, feature))
-        table = np.frombuffer(b"".join(messages), np.uint8).reshape(-1, length)
-        is_alike = (table[:, is_fixed] == table[0, is_fixed]).all(axis=1)
-        alike = [*itertools.compress(messages, is_alike)]
-        others = [*map(features_of, itertools.compress(messages, ~is_alike))]
-        for column, features in found.items():
-            key = column.encode()
-            features += [message[bounds[key]] for message in alike]
-            features += [each[key] for each in others]
-    return found
+        offsets.append(end)
+    return np.array(offsets)
+
+
+def _located(piece: _Piece, unchecked: Collection[bytes] = ()) -> tuple[dict[bytes, _Entries], NDArray[np.bool_]]:
+    """Return where each Feature of the first message is in all messages, by name, and which have the same Features.
+
+    `unchecked` are names that are not compared with those of the first message: a caller that compares the bytes of
+    their entries compares the names, too.
+    """
+    import numpy as np
+
+    octets = np.frombuffer(piece.data, np.uint8)
+    located: dict[bytes, _Entries] = {}
+    is_alike = np.ones(len(piece.starts), np.bool_)
+    _, end = _varints(octets, piece.starts + 1)
+    for name in features_of(piece.message(0)):
+        start = end
+        length, content = _varints(octets, start + 1)
+        end = content + length
+        located[name] = _Entries(start, content, end)
+        if name not in unchecked:
+            expected = _name_of(name)
+            views = piece.views(len(expected))
+            names = views[np.clip(content, 0, len(views) - 1)]
+            if names.tobytes() != expected * len(names):
+                is_alike &= np.array([name == expected for name in names.tolist()])
+    return located, is_alike & (end == piece.ends)
+
+
+def _name_of(name: bytes) -> bytes:
+    """Return a name as an entry has it."""
+    return ONE + varint(len(name)) + name
+
+
+def _varints(octets: NDArray[np.uint8], offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the varints at these offsets, and the offsets after them; an offset may be outside of the octets."""
+    last = octets.take(offsets, mode="clip")
+    numbers, after, shift = (last & VARINT_BITS).astype("i8"), offsets + 1, 7
+    while (continues := last > VARINT_BITS).any() and shift < LENGTH.size * 8 - 1:
+        last = octets.take(after, mode="clip") * continues
+        numbers |= (last & VARINT_BITS).astype("i8") << shift
+        after = after + continues
+        shift += 7
+    return numbers, after
 
 
 def _messages(shard: Path) -> Iterator[bytes]:

@@ -130,7 +130,7 @@ TABLES = {
         "regression",
         "\r\n",
     ),
-    "odd texts": Table(odd, "11e0424d02c0d446", encoding="utf-8-sig"),
+    "odd texts": Table(odd, "6805bf06cecbe5d8", encoding="utf-8-sig"),
     "copies": Table(copies, "8f9b733959b4c76a"),
     "groups": Table(patients, "19f58505c1e44d1c", {"group_by": "column:patient", "inputs": ["age"]}),
     "several labels": Table(beaches, "81ab7c3627062ad8", {}, "multilabel"),
@@ -144,7 +144,7 @@ TABLES = {
     ),
     "some inputs": Table(
         houses,
-        "7d093b8817df8af7",
+        "044eb0781eb77921",
         {
             "label": "rooms",
             "inputs": ["area"],
