@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.records import Label, read_sample
+from slipway.components.prepare_data.encoding.messages import features_of, field, values
+from slipway.components.prepare_data.encoding.records import Label, read_entries
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.listing.repeats import Repeats
 from slipway.core.formatting import brief
 from slipway.core.manifest import Manifest
 
-# The first examples of the splits that are compared; fewer if they have many inputs, whose values are held in memory.
-MAX_EXAMPLES, MAX_VALUES = 10_000, 2_000_000
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# The first examples of the splits that are compared, of which hashes are held in memory (8 bytes each, twice while they
+# are sorted); fewer if they have more bytes.
+MAX_EXAMPLES, MAX_BYTES = 4_000_000, 1 << 30
+LABEL = "label"
 INPUTS_SHOWN, CHARACTERS_SHOWN = 4, 40
+
+
+class Conflicts(NamedTuple):
+    """Examples that have the inputs of one with another label.
+
+    Attributes:
+        examples: Their number.
+        wrong: The number of those of which any model is wrong at least.
+        first: The index of the first one.
+        labels: The different labels of the examples with its inputs, as entries.
+    """
+
+    examples: int
+    wrong: int
+    first: int
+    labels: list[bytes]
 
 
 def conflict_notes(folder: Path, manifest: Manifest, item: str, text_of: Callable[[Label], str]) -> list[str]:
@@ -33,30 +57,63 @@ def conflict_notes(folder: Path, manifest: Manifest, item: str, text_of: Callabl
         return []
     import numpy as np
 
-    labels: defaultdict[tuple[bytes, ...], Counter[bytes]] = defaultdict(Counter)
-    total, most = 0, min(MAX_EXAMPLES, MAX_VALUES // len(manifest.inputs))
-    for split in manifest.splits.values():
-        shards = (folder / shard.file for shard in split.shards)
-        columns = read_sample(shards, ["label", *manifest.inputs], most - total)
-        for label, *inputs in zip(*columns.values(), strict=True):
-            labels[tuple(inputs)][label] += 1
-        total += len(columns["label"])
-    repeats = Repeats()
-    repeats.add(np.array([counts.total() for counts in labels.values()]), np.ones(len(labels), np.int64))
-    conflicts = {inputs: counts for inputs, counts in labels.items() if len(counts) > 1}
-    if not conflicts or repeats.are_observations:
+    shards = [folder / shard.file for split in manifest.splits.values() for shard in split.shards]
+    read = functools.partial(read_entries, shards, count=MAX_EXAMPLES, most=MAX_BYTES)
+    hashes = np.concatenate([np.fromiter(map(hash, inputs), np.int64, len(inputs)) for inputs in read(manifest.inputs)])
+    conflicts = find_conflicts(hashes, itertools.chain.from_iterable(read([LABEL])))
+    if conflicts is None:
         return []
-    count = sum(counts.total() for counts in conflicts.values())
-    wrong = sum(counts.total() - max(counts.values()) for counts in conflicts.values())
-    first = next(iter(conflicts))
-    pairs = [f"{name} {_shown(feature)}" for name, feature in zip(manifest.inputs, first, strict=True)]
-    shown = ", ".join([*pairs[:INPUTS_SHOWN], *(["…"] if len(pairs) > INPUTS_SHOWN else [])])
-    named = ", ".join(sorted(text_of(tuple(values(label))) for label in conflicts[first]))
+    inputs = itertools.chain.from_iterable(read(manifest.inputs))
+    features = _features(next(itertools.islice(inputs, conflicts.first, None)))
+    pairs = [f"{name} {_shown(features[name.encode()])}" for name in [*manifest.inputs][:INPUTS_SHOWN]]
+    shown = ", ".join([*pairs, *(["…"] if len(manifest.inputs) > INPUTS_SHOWN else [])])
+    labels = [_features(label)[LABEL.encode()] for label in conflicts.labels]
+    named = ", ".join(sorted(text_of(tuple(values(label))) for label in labels))
+    total = sum(split.examples for split in manifest.splits.values())
+    compared = f"{len(hashes):,} {item}s compared" + (f" (of {total:,})" if len(hashes) < total else "")
     return [
-        f"{count:,} of {total:,} {item}s compared have the inputs of one with another label, such as {shown} "
-        f"({named}): any model is wrong on at least {wrong:,}. Correct the labels, or add an input "
-        "that tells them apart."
+        f"{conflicts.examples:,} of {compared} have the inputs of one with another label, such as {shown} ({named}): "
+        f"any model is wrong on at least {conflicts.wrong:,}. Correct the labels, or add an input that tells them "
+        "apart."
     ]
+
+
+def find_conflicts(hashes: NDArray[np.int64], entries: Iterable[bytes]) -> Conflicts | None:
+    """Return the conflicts between examples, if there are any that are no separate observations.
+
+    Args:
+        hashes: The hash of each example's inputs.
+        entries: The label of each example, as an entry; read only if inputs are equal.
+    """
+    import numpy as np
+
+    ordered = np.sort(hashes)
+    repeated, sizes = np.unique(ordered[1:][ordered[1:] == ordered[:-1]], return_counts=True)
+    sizes += 1
+    single = len(hashes) - int(sizes.sum())
+    repeats = Repeats(total=single, squares=single)
+    repeats.add(sizes, np.ones_like(sizes))
+    if not len(repeated) or repeats.are_observations:
+        return None
+    sets = np.searchsorted(repeated, hashes).clip(max=len(repeated) - 1)
+    is_repeated = repeated[sets] == hashes
+    sets = sets[is_repeated]
+    numbers: dict[bytes, int] = {}
+    labels = np.array([numbers.setdefault(entry, len(numbers)) for entry in itertools.compress(entries, is_repeated)])
+    pairs, counts = np.unique(sets * len(numbers) + labels, return_counts=True)
+    starts = np.flatnonzero(np.diff(pairs // len(numbers), prepend=-1))
+    is_conflict = np.diff(starts, append=len(pairs)) > 1
+    if not is_conflict.any():
+        return None
+    examples = int(sizes[is_conflict].sum())
+    right = int(np.maximum.reduceat(counts, starts)[is_conflict].sum())
+    first = int(is_conflict[sets].argmax())
+    of_first = [[*numbers][number] for number in np.unique(labels[sets == sets[first]]).tolist()]
+    return Conflicts(examples, examples - right, int(np.flatnonzero(is_repeated)[first]), of_first)
+
+
+def _features(entries: bytes) -> dict[bytes, bytes]:
+    return features_of(field(1, len(entries)) + entries)
 
 
 def _shown(feature: bytes) -> str:

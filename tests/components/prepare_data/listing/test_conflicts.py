@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipway.components.prepare_data.listing import conflicts
+from slipway.components.prepare_data.listing.repeats import Repeats
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.manifest import TaskName
@@ -62,4 +66,39 @@ def test_of_many_examples_the_first_are_compared(
     monkeypatch.setattr(conflicts, "MAX_EXAMPLES", 50)
     rows = [[number, city, other] for number, city, _ in ROWS for other in ("yes", "no")]
     [note] = notes(tmp_path, make_settings, rows, "classification")
-    assert " of 50 rows compared " in note
+    assert " of 50 rows compared (of 400) have " in note
+    monkeypatch.undo()
+    monkeypatch.setattr(conflicts, "MAX_BYTES", 1)
+    assert notes(tmp_path, make_settings, [*rows, ROWS[0]], "classification") == []  # one row is compared
+
+
+def test_all_rows_are_compared(tmp_path: Path, make_settings: MakeSettings) -> None:
+    numbers = RANDOM.permutation(20_000) / 7
+    rows = [[number, "Bern", "yes" if number > 100 else "no"] for number in numbers]
+    [note] = notes(tmp_path, make_settings, [*rows, [max(numbers), "Bern", "no"]], "classification")
+    assert note.startswith("2 of 20,001 rows compared have the inputs of one with another label, "), note
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.sampled_from("aabcd")), min_size=1, max_size=150),
+    st.integers(0, 2**31),
+)
+def test_conflicts_are_those_of_a_comparison_of_all_pairs(rows: list[tuple[int, str]], seed: int) -> None:
+    different = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, 201)  # a hash may be any number
+    labels: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for number, label in rows:
+        labels[number][label] += 1
+    repeats = Repeats()
+    repeats.add(np.array([counts.total() for counts in labels.values()]), np.ones(len(labels), np.int64))
+    expected = {number: counts for number, counts in labels.items() if len(counts) > 1}
+    entries = (label.encode() for _, label in rows)
+    found = conflicts.find_conflicts(different[[number for number, _ in rows]], entries)
+    if repeats.are_observations or not expected:
+        assert found is None
+        return
+    assert found is not None
+    first = next(index for index, (number, _) in enumerate(rows) if number in expected)
+    assert found.examples == sum(counts.total() for counts in expected.values())
+    assert found.wrong == sum(counts.total() - max(counts.values()) for counts in expected.values())
+    assert found.first == first
+    assert sorted(found.labels) == sorted(label.encode() for label in expected[rows[first][0]])
