@@ -24,7 +24,7 @@ from slipway.core.network import AUTHORITIES, PROXY
 CONNECT_SECONDS, READ_SECONDS = 5.0, 60.0
 # For how long a connection is attempted again: by a command, for which somebody waits, and by a step.
 COMMAND_SECONDS, STEP_SECONDS = 4.0, 90.0
-PAGE = "docs/network.md"
+PAGE = "docs/vertex-reference.md, section Proxies"
 # What gRPC, and google-auth within it, say of a connection that could not be established.
 GRPC = (
     (r"CERTIFICATE_VERIFY_FAILED(?:: ([\w -]+))?", "The certificate of {host} is not trusted here: {reason}"),

@@ -1,8 +1,8 @@
 """What runs require of a project: APIs, Google's service agents, and who needs which role on which resource.
 
-Setup, the step setup_access and the doctor read these tables; `docs/permissions.md` shows them. Every role is on the
-narrowest resource possible. The roles follow Google's documentation of access control for Vertex AI, Cloud TPU, Cloud
-Build and Dataflow (https://cloud.google.com/dataflow/docs/concepts/security-and-permissions).
+Setup, the step setup_access and the doctor read these tables; `docs/vertex-reference.md` shows them. Every role is on
+the narrowest resource possible. The roles follow Google's documentation of access control for Vertex AI, Cloud TPU,
+Cloud Build and Dataflow (https://cloud.google.com/dataflow/docs/concepts/security-and-permissions).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _images_of(target: str) -> WithImages:
         f"Slipway builds no image for {platform.title}.",
         setting="--target",
         value=platform.name,
-        fix="build it from containers/Dockerfile; see docs/images.md",
+        fix="build it from containers/Dockerfile; see docs/vertex-reference.md",
     )
 
 

@@ -30,7 +30,7 @@ ANSWERS = {"name", "state", "createTime", "startTime", "endTime", "updateTime", 
 # Why a key has no equivalent, of those that people ask for.
 UNREAD = {
     "env": "no setting has environment variables; set them in the program, or in the image's Dockerfile (ENV)",
-    "executorImageUri": "Slipway builds the training image when the run starts (docs/images.md)",
+    "executorImageUri": "Slipway builds the training image when the run starts (docs/vertex-reference.md)",
     "reservationAffinity": "+reservation=NAME in hardware names a reservation",
     "tensorboard": "vertex.experiment sends the metrics to Vertex AI Experiments",
     "metrics[1]": "tune.metric is one metric; the search is for the first",

@@ -179,7 +179,7 @@ def _image(job: LegacyJob, notes: Notes) -> str | None:
         if image.startswith(PREBUILT):
             notes.dropped.append(
                 f"{image}: Google's images for AI Platform are no longer available. Slipway builds the training image "
-                "when the run starts (docs/images.md)"
+                "when the run starts (docs/vertex-reference.md)"
             )
         if image.startswith(ALGORITHMS):
             notes.dropped.append(f"{image}: the built-in algorithms of AI Platform ended with it")

@@ -52,14 +52,15 @@ In the tables, a setting without a default is required, and `null` is the YAML v
 SCHEDULE = """
 ## Schedule
 
-The settings of a file in `configs/schedules/`; see [schedules.md](schedules.md). `slipway config schema schedule`
-prints its JSON Schema.
+The settings of a file in `configs/schedules/`; see [Schedule runs](vertex.md#schedule-runs).
+`slipway config schema schedule` prints its JSON Schema.
 """
 ENDPOINT = """
 ## Endpoint
 
-The settings of a file in `configs/endpoints/`; see [endpoints.md](endpoints.md). `slipway config schema endpoint`
-prints its JSON Schema.
+The settings of a file in `configs/endpoints/`; see
+[Deploy a model to an endpoint](vertex.md#deploy-a-model-to-an-endpoint).
+`slipway config schema endpoint` prints its JSON Schema.
 """
 # Keywords of JSON Schema, in words.
 LIMITS = {

@@ -1,4 +1,4 @@
-"""The tables of roles in docs/permissions.md and docs/tpu.md: `python -m tests.docs.permissions` writes them."""
+"""The tables of roles in docs/vertex-reference.md and docs/tpu.md: `python -m tests.docs.permissions` writes them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from slipway.components.setup_access.requirements import (
     MACHINES,
     REQUIREMENTS,
     SUBMITTER,
+    TPU,
     VERTEX,
     Requirement,
 )
@@ -20,18 +21,32 @@ HEADING = "| who | role | on | why | when |"
 
 
 def pages() -> dict[Path, str]:
-    """Return the table of each page."""
+    """Return the table of each page; rows of Cloud TPU VMs alone are on their page only."""
+    on_vertex = [
+        row._replace(when="" if row.when == VERTEX else row.when)
+        for row in REQUIREMENTS
+        if MACHINES not in (row.principal, row.place) and row.when != TPU
+    ]
     on_tpu_vms = [
         row
         for row in REQUIREMENTS
         if row.principal in (SUBMITTER, MACHINES, BUILDER) and row.place != ACCOUNT and row.when != VERTEX
     ]
-    return {DOCS / "permissions.md": table(REQUIREMENTS), DOCS / "tpu.md": table(on_tpu_vms)}
+    return {DOCS / "vertex-reference.md": table(on_vertex), DOCS / "tpu.md": table(on_tpu_vms)}
 
 
 def table(rows: Iterable[Requirement]) -> str:
-    """Return the table of some requirements."""
-    lines = ("| " + " | ".join((r.principal, f"`{r.role}`", r.place, r.reason, r.when)).strip() + " |" for r in rows)
+    """Return the table of some requirements: each principal once, resources of one role and reason in one row."""
+    places: dict[Requirement, list[str]] = {}
+    for row in rows:
+        places.setdefault(row._replace(place=""), []).append(row.place)
+    principals = dict.fromkeys(row.principal for row in places)
+    by_principal = [[row for row in places if row.principal == principal] for principal in principals]
+    lines = (
+        "| " + " | ".join((name, f"`{row.role}`", ", ".join(places[row]), row.reason, row.when)).strip() + " |"
+        for roles in by_principal
+        for name, row in zip((roles[0].principal, *[""] * len(roles)), roles, strict=False)
+    )
     return "\n".join((HEADING, "|---" * 5 + "|", *lines))
 
 

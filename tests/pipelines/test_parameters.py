@@ -160,7 +160,7 @@ def test_no_constant_contains_a_placeholder_of_a_parameter(tmp_path: Path, platf
 
 
 def test_the_parameters_are_documented() -> None:
-    text = Path("docs/vertex-runs.md").read_text()
+    text = Path("docs/vertex.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)`", text, re.MULTILINE)
     assert dict(rows).items() >= SETTINGS.items()
 

@@ -31,6 +31,11 @@ def test_the_pages_list_every_requirement_and_no_other(page: Path):
     assert pages()[page] in page.read_text(), "to write the tables: python -m tests.docs.permissions"
 
 
+def test_every_requirement_is_on_a_page():
+    tables = "".join(pages().values())
+    assert all(f"| `{row.role}` | " in tables and f" | {row.reason} | " in tables for row in REQUIREMENTS)
+
+
 def test_every_requirement_names_a_principal_a_place_and_a_condition():
     access = Access(SETTINGS, 1, BUILDER)
     for row in REQUIREMENTS:
