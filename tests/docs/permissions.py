@@ -17,7 +17,7 @@ from slipway.components.setup_access.requirements import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-HEADING = "| who | role | on | why | when |"
+HEADING = "| who | role | on | why |"
 
 
 def pages() -> dict[Path, str]:
@@ -43,11 +43,16 @@ def table(rows: Iterable[Requirement]) -> str:
     principals = dict.fromkeys(row.principal for row in places)
     by_principal = [[row for row in places if row.principal == principal] for principal in principals]
     lines = (
-        "| " + " | ".join((name, f"`{row.role}`", ", ".join(places[row]), row.reason, row.when)).strip() + " |"
+        "| " + " | ".join((name, f"`{row.role}`", ", ".join(places[row]), _why(row))).lstrip() + " |"
         for roles in by_principal
         for name, row in zip((roles[0].principal, *[""] * len(roles)), roles, strict=False)
     )
-    return "\n".join((HEADING, "|---" * 5 + "|", *lines))
+    return "\n".join((HEADING, "|---" * 4 + "|", *lines))
+
+
+def _why(row: Requirement) -> str:
+    """Return the reason and the condition, unless the reason names it."""
+    return f"{row.reason}, {row.when}" if row.when and "Dataflow" not in row.reason else row.reason
 
 
 if __name__ == "__main__":
