@@ -277,7 +277,10 @@ class _Piece(NamedTuple):
 
     def slices(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:
         """Return the bytes between these offsets."""
-        data = self.data
+        data, sizes = self.data, ends - starts
+        if len(sizes) and sizes[0] > 0 and (sizes == sizes[0]).all():  # as of numbers: this is faster
+            slices: list[bytes] = self.views(int(sizes[0]))[starts].tolist()
+            return slices
         return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def views(self, size: int) -> NDArray[np.void]:
