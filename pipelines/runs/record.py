@@ -364,16 +364,20 @@ def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
 
     from slipway.pipelines.runs import provenance
 
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
     latest = root / LATEST
     if latest.exists() and not latest.is_symlink():
         raise UserError(
             f"{latest} is not the link to the newest run, for which Slipway needs this name.",
             fix=f"mv {latest} {root / 'latest-renamed'}",
         )
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
+        with contextlib.suppress(FileExistsError):  # another run has begun in this second, with the same number
+            folder.path.mkdir()
+            break
     try:
-        folder.path.mkdir(parents=True)
         folder.logs.mkdir()
         folder.artifacts.mkdir()
         replace_file(folder.configuration_file, config.as_yaml().encode())

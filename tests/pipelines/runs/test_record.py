@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -40,6 +41,16 @@ def test_concurrent_runs_get_separate_folders_and_latest_is_the_newest(tmp_path,
     assert len({folder.run_id for folder in folders}) == 20
     assert runs.find("latest", tmp_path).path == folders[-1].path
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["latest", *(f.run_id for f in folders)])
+
+
+def test_a_run_with_the_number_of_another_gets_a_new_one_and_leaves_the_other_as_it_is(tmp_path, config, monkeypatch):
+    numbers = iter(["aaaa", "aaaa", "aaaa", "bbbb", "cccc", "dddd"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(numbers))
+    first = runs.create(config, tmp_path)
+    before = sorted(first.path.rglob("*"))
+    second = runs.create(config, tmp_path)
+    assert second.path != first.path
+    assert sorted(first.path.rglob("*")) == before
 
 
 def test_the_record_is_replaced_atomically(tmp_path, config):
