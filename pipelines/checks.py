@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from slipway.components.cloud.connection import OUTAGE, import_clients
-from slipway.components.cloud.refusals import is_answer, refusal
 from slipway.core import waiting
 from slipway.core.errors import UserError, internal_error
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.capabilities import WithRemoteChecks
 from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
-    from slipway.components.cloud.connection import Connection
     from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.platforms.base import Platform
 
@@ -58,11 +56,6 @@ class Context:
         """Return the context of each configuration with which the run may execute, the first one first."""
         configs = self.platform.candidates(self.config)
         return [replace(self, config=config, _shared={}, _lock=threading.RLock()) for config in configs]
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to the run's Google Cloud project, which its checks share."""
-        return self.shared(self.platform.connection)
 
 
 @dataclass(frozen=True)
@@ -105,12 +98,12 @@ class Check:
         name: What it checks.
         run: The function.
         of_run: Whether `slipway run` and `compile` make it, too, before anything starts.
-        remote: Whether it calls the run's Google Cloud project; then `compile` does not make it.
+        remote: Whether it calls services of its platform, a `WithRemoteChecks`; then `compile` does not make it.
         each: "hardware" or "candidate" if it depends on the hardware, or on hardware and region: it is made for each on
             which the run may execute.
         moves: Whether a run that fails it may execute on other hardware or in another region, and is not refused.
-        imports: The modules that it imports, besides those of `connection.CLIENTS`, if it is remote: such checks run on
-            threads.
+        imports: The modules that it imports, besides those that all checks of the platform do, if it is remote: such
+            checks run on threads.
     """
 
     name: str
@@ -146,13 +139,16 @@ def examine_in_parallel(
 
     `show` receives each finding as soon as it is known.
     """
-    if checks:
-        import_clients(*(name for check in checks for name in check.imports))
+    if not checks:
+        return []
+    platform = context.platform
+    assert isinstance(platform, WithRemoteChecks)
+    platform.import_modules(*(name for check in checks for name in check.imports))
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
     started = time.monotonic()
 
     def make(index: int, check: Check) -> None:
-        answers.put((index, _examine_remote(check, context)))
+        answers.put((index, _examine_remote(check, context, platform)))
 
     for index, check in enumerate(checks):
         # Daemon threads, so that a hanging call does not keep the command from exiting.
@@ -168,7 +164,8 @@ def examine_in_parallel(
         show(finding)
     for index in range(len(checks)):
         if index not in findings:
-            findings[index] = _late(checks[index], context, seconds, started)
+            error = platform.late(seconds, waiting.newest_failure(started))
+            findings[index] = Finding(checks[index].name, "fail", error.message, error.fix, error)
             show(findings[index])
     return [findings[index] for index in range(len(checks))]
 
@@ -184,23 +181,9 @@ def refuse(findings: Iterable[Finding]) -> list[Finding]:
     return warnings
 
 
-def _examine_remote(check: Check, context: Context) -> Finding:
+def _examine_remote(check: Check, context: Context, platform: WithRemoteChecks) -> Finding:
     try:
         return examine(check, context)
     except Exception as error:
-        if is_answer(error):
-            problem = refusal(error, context.connection, f"check the {check.name}")
-        else:
-            problem = internal_error(error)
+        problem = platform.problem_of(error, context, f"check the {check.name}") or internal_error(error)
         return Finding(check.name, "fail", problem.message, problem.fix, problem)
-
-
-def _late(check: Check, context: Context, seconds: float, started: float) -> Finding:
-    if failure := waiting.newest_failure(started):
-        error = UserError(f"Google kept failing for {seconds:.0f} s: {failure}.", fix=OUTAGE)
-    else:
-        error = UserError(
-            f"Google did not respond within {seconds:.0f} s.",
-            fix=f"try again; behind a proxy or in a private network, set {context.platform.name}.endpoints",
-        )
-    return Finding(check.name, "fail", error.message, error.fix, error)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from kfp import dsl
 
-from slipway import steps
+from slipway import extensions, steps
+from slipway.pipelines.config.config import ALWAYS
 from slipway.pipelines.parameters import section
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.parameters import Channels
     from slipway.pipelines.platforms.steps import Champion, PlatformSteps, Text
 
-PROMOTE, DRIFT = "promote", "drift"
+PROMOTE = "promote"
 
 
 def training_steps(
@@ -50,21 +51,20 @@ def training_steps(
             return
     elif config.data is not None:
         uri = section("data", config.data, config, parameters)["uri"]
-    with _if_drifted(config, platform, dataset, champion):
+    with _when(config, platform, dataset, champion):
         _train(config, platform, dataset, uri, image, access, run_id, output, champion, parameters)
 
 
-@contextlib.contextmanager
-def _if_drifted(
+def _when(
     config: RunConfig, platform: PlatformSteps, dataset: PipelineArtifactChannel | None, champion: Champion
-) -> Iterator[None]:
-    """Let the tasks that are added inside this context run only if the data have drifted, if the run asks for that."""
-    if dataset is None or config.when != "drift" or not platform.compares:
-        yield
-        return
-    checked = platform.add(steps.check_drift, dataset, champion=champion.uri)
-    with dsl.If(checked.outputs["Output"] == DRIFT):
-        yield
+) -> AbstractContextManager[None]:
+    """Return the context in which tasks are added that run only if the condition of the run, if it has one, holds."""
+    if dataset is None or config.when == ALWAYS or not platform.compares:
+        return contextlib.nullcontext()
+    context: AbstractContextManager[None] = extensions.load(extensions.conditions()[config.when].context)(
+        platform, dataset, champion
+    )
+    return context
 
 
 def _train(

@@ -5,9 +5,11 @@ To add a step, add its row here, its folder in `components/` and its call in `pi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from slipway import extensions
 
 Role = Literal["steps", "trainer", "evaluation"]
 
@@ -47,6 +49,7 @@ class Step:
         on: Other tasks by platform; an empty tuple if it runs outside the pipeline there.
         starts_machines: Whether it starts machines on a cloud platform, which cost money; it waits for setup_access.
         settings: The sections of the configuration that it reads, if it can be run again from an earlier run.
+        condition: The value of `when` with which runs have it; "" for all runs.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Step:
     on: Mapping[str, tuple[Task, ...]] = field(default_factory=dict, repr=False)
     starts_machines: bool = False
     settings: tuple[str, ...] = ()
+    condition: str = ""
 
     def is_on(self, platform: str) -> bool:
         """Return whether a platform has the step, in its pipeline or outside of it."""
@@ -68,7 +72,7 @@ class Step:
 
 _EVALUATE = Task("evaluate", image="evaluation")
 
-STEPS: Mapping[str, Step] = {
+_CORE = {
     step.name: step
     for step in (
         Step(
@@ -90,12 +94,6 @@ STEPS: Mapping[str, Step] = {
             # The step finds an existing data set, and notices that it was deleted.
             tasks=(Task("prepare-data", cached=False),),
             settings=("data", "task"),
-        ),
-        Step(
-            "check_drift",
-            "comparing the data with the champion's",
-            outputs=("Output", "page"),
-            tasks=(Task("check-drift", image="evaluation"),),
         ),
         Step(
             "plan_training",
@@ -150,6 +148,16 @@ STEPS: Mapping[str, Step] = {
         ),
     )
 }
+
+
+def _in_order() -> Iterator[Step]:
+    added = [(condition.after, extensions.load(condition.step)) for condition in extensions.conditions().values()]
+    for step in _CORE.values():
+        yield step
+        yield from (row for after, row in added if after == step.name)
+
+
+STEPS: Mapping[str, Step] = {step.name: step for step in _in_order()}
 # Tasks that run after the steps, however these ended, to notify of the outcome. They belong to no step: their own
 # outcome is not a run's.
 EXIT_TASKS = (
@@ -164,6 +172,11 @@ _STEP_OF: Mapping[str, str] = {task.name: step.name for step, task in _TASKS}
 def steps_on(platform: str) -> list[str]:
     """Return the names of a platform's steps in order."""
     return [name for name, step in STEPS.items() if step.is_on(platform)]
+
+
+def absent_steps(when: str) -> set[str]:
+    """Return the steps that a run has not whose condition is `when`."""
+    return {name for name, step in STEPS.items() if step.condition not in ("", when)}
 
 
 def step_of(task: str) -> str | None:

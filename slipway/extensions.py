@@ -19,7 +19,7 @@ from typing import Any
 GROUP = "slipway.extensions"
 # The modules of Slipway's extensions, and the sections of the configuration that they own.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "slipway.components.cloud.extension": ("build", "containers"),
+    "slipway.pipelines.google.extension": ("build", "containers"),
     "slipway.pipelines.tuning.extension": ("tune",),
     "slipway.pipelines.notification.extension": ("notify",),
     "slipway.pipelines.tracking.extension": ("track",),
@@ -31,6 +31,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.platforms.tpu.extension": ("tpu",),
     "slipway.pipelines.prices.extension": (),
     "slipway.pipelines.notebook.extension": (),
+    "slipway.pipelines.drift.extension": (),
 }
 
 
@@ -80,6 +81,26 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """When a run trains, a value of the setting `when`.
+
+    Attributes:
+        description: Continues "the run trains", in the documentation.
+        context: The function that returns the context in which the steps after `prepare_data` are added; see
+            `slipway.pipelines.drift.condition.if_drifted`.
+        check: A function that receives a configuration with the condition and raises UserError for what contradicts it.
+        step: The row of its step in the table of steps.
+        after: The name of the step that its step follows.
+    """
+
+    description: str
+    context: str
+    check: str
+    step: str
+    after: str
+
+
+@dataclass(frozen=True)
 class Extension:
     """What an extension adds. References are "module:name" and are imported when they are used.
 
@@ -95,6 +116,12 @@ class Extension:
         sources: Rows of `slipway.components.prepare_data.sources.SOURCES`.
         schemas: The settings classes of its own configuration files, by the word for `slipway config schema`.
         functions: What `import slipway` offers besides the core, by name.
+        conditions: When runs train, by the value of `when`.
+        steps: Functions that `slipway.steps` offers, by name.
+        backends: Functions that train elsewhere, by the name of their settings; see
+            `slipway.components.train.backends`.
+        objects: What reads and writes the objects of buckets; see `slipway.core.buckets.Objects`.
+        folders: What copies folders of buckets; see `slipway.pipelines.runs.copies.Folders`.
         image_builder: The program, as a module, that builds the image of a run's containers on this machine.
         capture: What makes a module of a function that is in none, such as one from a notebook's cell.
     """
@@ -110,14 +137,20 @@ class Extension:
     sources: tuple[str, ...] = ()
     schemas: Mapping[str, str] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    steps: Mapping[str, str] = field(default_factory=dict)
+    backends: Mapping[str, str] = field(default_factory=dict)
+    objects: str = ""
+    folders: str = ""
     image_builder: str = ""
     capture: str = ""
 
 
 def load(reference: str) -> Any:
-    """Return what a reference "module:name" names."""
+    """Return what a reference "module:name" names, which may be a module itself."""
     module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    package = importlib.import_module(module)
+    return getattr(package, name, None) or importlib.import_module(f"{module}.{name}")
 
 
 @functools.cache
@@ -154,6 +187,11 @@ def references(field: str) -> list[str]:
 def sections() -> tuple[Section, ...]:
     """Return the sections of the configuration that extensions add."""
     return tuple(section for extension in installed() for section in extension.sections)
+
+
+def conditions() -> dict[str, Condition]:
+    """Return when runs can train besides always, by the value of `when`."""
+    return {name: condition for extension in installed() for name, condition in extension.conditions.items()}
 
 
 def owner(section: str) -> str | None:

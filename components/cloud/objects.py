@@ -9,28 +9,19 @@ import io
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from slipway.components.cloud.refusals import message_of
 from slipway.components.cloud.retries import NOT_FOUND, status_of
+from slipway.core.buckets import SCHEME, THREADS
 from slipway.core.errors import UserError
 
-SCHEME = "gs://"
-# Requests of a process at once, each in a thread with a connection of its own.
-THREADS = 32
 DENIED = (401, 403)
 # Requests for a range of which two have to return the same bytes.
 MAX_READS = 4
 
 _lock = threading.Lock()
-
-
-@functools.cache
-def threads() -> ThreadPoolExecutor:
-    """Return the threads of this process for requests."""
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
 
 
 def read(uri: str, start: int = 0, size: int | None = None) -> bytes:

@@ -29,6 +29,11 @@ REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
+def label(text: str) -> str:
+    """Convert `text` to a label value: at most 63 lower-case letters, digits, dashes and underscores."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
+
+
 def check_labels(labels: Mapping[str, str], setting: str) -> None:
     """Raise UserError if Google Cloud rejects a label."""
     for key, value in labels.items():

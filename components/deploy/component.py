@@ -3,7 +3,7 @@
 from kfp import dsl
 from kfp.dsl import Input
 
-from slipway.components.register_model.vertex_model import VertexModel
+from slipway.components.register_model.vertex.vertex_model import VertexModel
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

@@ -26,7 +26,7 @@ from slipway.components.cloud.retries import (
     status_of,
 )
 from slipway.components.deploy.settings import ALL, DISPLAY_PREFIX, Deployment
-from slipway.components.register_model.model_registry import RUN_LABEL
+from slipway.components.register_model.vertex.model_registry import RUN_LABEL
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 

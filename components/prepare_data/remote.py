@@ -14,14 +14,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.components.cloud import objects
 from slipway.components.prepare_data.examples import Example, Unusable
+from slipway.core import buckets
+from slipway.core.buckets import objects
 from slipway.core.errors import UserError
 from slipway.core.paths import is_mounted
 
 CLOUD_MOUNT = "/gcs"
 # Examples of a shard that are read at once, and their size in memory; one that is larger is read on its own.
-IN_FLIGHT = objects.THREADS
+IN_FLIGHT = buckets.THREADS
 AHEAD_BYTES = 64 << 20
 
 _copying = threading.Lock()
@@ -34,13 +35,13 @@ def is_remote(path: Path) -> bool:
 
 def uri(path: Path) -> str:
     """Return the gs:// URI of a path below the mount point."""
-    return f"{objects.SCHEME}{path.relative_to(CLOUD_MOUNT).as_posix()}"
+    return f"{buckets.SCHEME}{path.relative_to(CLOUD_MOUNT).as_posix()}"
 
 
 def read_range(path: Path, start: int, size: int) -> bytes:
     """Return `size` bytes of a local or remote file from `start`, or fewer at its end."""
     if is_remote(path):
-        return objects.read(uri(path), start, size)
+        return objects().read(uri(path), start, size)
     with path.open("rb") as file:
         file.seek(start)
         return file.read(size)
@@ -48,13 +49,13 @@ def read_range(path: Path, start: int, size: int) -> bytes:
 
 def open_file(path: Path, size: int) -> BinaryIO:
     """Open a local or remote file for reading; at least `size` bytes of a remote one are requested at once."""
-    return objects.open_object(uri(path), size) if is_remote(path) else path.open("rb")
+    return objects().open_object(uri(path), size) if is_remote(path) else path.open("rb")
 
 
 def fetch(path: Path, target: Path) -> None:
     """Copy a local or remote file to the local `target`."""
     if is_remote(path):
-        objects.download(uri(path), target)
+        objects().download(uri(path), target)
     else:
         shutil.copyfile(path, target)
 
@@ -65,7 +66,7 @@ def content(path: Path) -> bytes:
     Raises:
         FileNotFoundError: There is no such file.
     """
-    return objects.read(uri(path))
+    return objects().read(uri(path))
 
 
 def local_copies(folder: Path, names: Sequence[str]) -> Path:
@@ -88,7 +89,7 @@ def _copied(folder: Path, names: tuple[str, ...]) -> Path:
 def store(source: Path, target: Path) -> None:
     """Copy a local file to `target`, which may be remote, atomically."""
     if is_remote(target):
-        objects.upload(source, uri(target))
+        objects().upload(source, uri(target))
         return
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(source, beside)
@@ -133,7 +134,7 @@ class ReadAhead:
     def _start(self, example: Example) -> None:
         key, _, size, offset = example
         if size <= AHEAD_BYTES:
-            self._started[key, offset] = objects.threads().submit(self._read, key, offset, size)
+            self._started[key, offset] = buckets.threads().submit(self._read, key, offset, size)
 
 
 class RemoteFiles:
@@ -154,7 +155,7 @@ class RemoteFiles:
         if not path.is_relative_to(CLOUD_MOUNT):
             raise Unusable(f"it cannot be read: {path} is not in a bucket")
         try:
-            data = objects.read(uri(path))
+            data = objects().read(uri(path))
         except FileNotFoundError as error:
             raise Unusable(f"it cannot be read: {error.strerror}") from None
         if len(data) != size:

@@ -1,14 +1,11 @@
-"""Registration of a trained model and its metadata in the local or Vertex AI registry."""
+"""Registration of a trained model and its metadata in a registry that is a folder."""
 
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
-from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import INTERVALS, UNCHECKED
-from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
 from slipway.components.register_model.registry import (
     SERVE_MODULE,
     PromoteOver,
@@ -27,8 +24,6 @@ from slipway.trainer.engines.table import model_files
 PROMOTE = "promote"
 NONE_ASKED = "none"
 PARAMETERS = "parameters"
-
-logger = logging.getLogger(__name__)
 
 
 def register(
@@ -51,12 +46,12 @@ def register(
         UserError: There is no model in `source`, or the registry cannot be written to.
         ValueError: The verdict is not "promote", or the champion's folder is not a version of this model.
     """
-    _check_promoted(verdict)
+    check_promoted(verdict)
     registry = Registry(local_path(settings.registry).absolute())
     description = _description(source, run_id)
     metadata = {
         "run_id": run_id,
-        "metrics": _numeric(metrics),
+        "metrics": numeric(metrics),
         **{key: metrics[key] for key in (INTERVALS, UNCHECKED) if key in metrics},
         "weights_checksum": description.get("weights_checksum"),
         "data_fingerprint": description.get("data_fingerprint"),
@@ -80,54 +75,14 @@ def champion_folder(registry: str, model_name: str) -> str:
     return str(champion.folder) if champion else ""
 
 
-def register_in_model_registry(
-    connection: Connection,
-    candidate: JsonObject,
-    *,
-    run_id: str,
-    job: str,
-    verdict: str,
-    champion: str,
-    uri: str,
-    metrics: JsonObject,
-    parameters: str = "",
-) -> tuple[RegisteredVersion, str | None]:
-    """Register the model at `uri` in Vertex AI's Model Registry; see the component for the arguments.
-
-    `parameters` are those of a search's best trial by name, JSON.
-
-    Returns:
-        The version, and the reason if it is not the champion.
-
-    Raises:
-        ValueError: The verdict is not "promote".
-    """
-    _check_promoted(verdict)
-    registered, note = ModelRegistry(connection).register(
-        Candidate(
-            run_id=run_id,
-            uri=uri,
-            job=job,
-            metrics=_numeric(metrics),
-            intervals=metrics.get(INTERVALS, {}),
-            note=str(metrics.get(UNCHECKED, "")),
-            parameters=json.loads(parameters or "{}"),
-            **candidate,
-        ),
-        None if champion == NONE_ASKED else champion,
-    )
-    if note:
-        events.message(note)
-        logger.warning(note)
-    return registered, note
-
-
-def _check_promoted(verdict: str) -> None:
+def check_promoted(verdict: str) -> None:
+    """Raise ValueError for a model that the gate did not promote."""
     if verdict != PROMOTE:
         raise ValueError(f"only a model with the verdict {PROMOTE!r} is registered, not one with {verdict!r}")
 
 
-def _numeric(metrics: JsonObject) -> dict[str, float]:
+def numeric(metrics: JsonObject) -> dict[str, float]:
+    """Return the metrics that are numbers."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 

@@ -93,11 +93,6 @@ COMMANDS = (
         ),
     ),
     Command(
-        "Use models", "drift", "slipway.pipelines.cli.serving:drift",
-        "Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted.",
-        ("slipway drift digits photos", "slipway drift digits new.csv --false-alarms 0.05"),
-    ),
-    Command(
         "Use models", "serve", "slipway.pipelines.cli.serving:serve",
         "Serve a model over HTTP on this machine, with a page to try it.",
         ("slipway serve", "slipway serve digits --port 9000"),

@@ -19,7 +19,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
-from slipway.pipelines.config.program import check_evaluation, check_program, check_when
+from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
 from slipway.serving.settings import ServeSettings
 from slipway.trainer.config import ModelSettings, TrainSettings
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
 
 Section = TypeVar("Section", bound=BaseModel)
+ALWAYS = "always"
 HARDWARE_EXAMPLES = ("cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4")
 # Case and spaces do not matter; `hardware.rules` checks which choices exist.
 HARDWARE_PATTERN = r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX] *[0-9]+)\s*([*@+].*)?$"
@@ -52,8 +53,11 @@ def _hardware_schema(schema: JsonDict) -> None:
 
 
 def _assembled(core: type[Section]) -> type[Section]:
-    """Return the settings with the sections of all extensions."""
-    fields: dict[str, Any] = {}
+    """Return the settings with the sections of all extensions, and their conditions."""
+    conditions = extensions.conditions()
+    about = "".join(f"; {name} is {condition.description}" for name, condition in conditions.items())
+    when = Field(default=ALWAYS, description=f"When the run trains: {ALWAYS}{about}.")
+    fields: dict[str, Any] = {"when": (Literal[ALWAYS, *conditions], when)}
     for row in extensions.sections():
         settings = extensions.load(row.settings)
         kind, default = (settings, settings()) if row.has_default else (settings | None, None)
@@ -108,11 +112,7 @@ class RunConfig(Settings, defer_build=True):
         default=RegisterSettings(), alias="register", description="Where model versions are registered."
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
-    when: Literal["always", "drift"] = Field(
-        default="always",
-        description="When the run trains: drift is only if the prepared data differ from those that the registered "
-        "champion was evaluated on, or there is none; otherwise it ends after check_drift.",
-    )
+    when: str = Field(default=ALWAYS, description="When the run trains.")
     budget: float | None = Field(
         default=None,
         gt=0,
@@ -151,7 +151,8 @@ class RunConfig(Settings, defer_build=True):
     def _one_program(self) -> RunConfig:
         check_program(self)
         check_evaluation(self)
-        check_when(self)
+        if condition := extensions.conditions().get(self.when):
+            extensions.load(condition.check)(self)
         if self.model is not None:
             check_settings(self.train, self.task)
         for row in extensions.sections():

@@ -34,27 +34,6 @@ def check_evaluation(config: RunConfig) -> None:
         )
 
 
-def check_when(config: RunConfig) -> None:
-    """Check that a run that trains only if the data have drifted has what it compares.
-
-    Raises:
-        UserError: It has no data that Slipway prepares, no champion, or one that only a function of the user's loads.
-    """
-    if config.when == "always":
-        return
-    problem, fix = "", ""
-    if config.prepared is None:
-        problem, fix = "Slipway prepares no data for it", "--set when=always"
-    elif config.evaluate.champion == "none":
-        problem, fix = "the champion is not asked for", "--set evaluate.champion=registered"
-    elif config.serve.module is not None:
-        problem, fix = f"only {config.serve.module} loads its models", "--set when=always"
-    if problem:
-        raise UserError(
-            f"The run cannot find out whether the data have drifted: {problem}.", setting="when", value="drift", fix=fix
-        )
-
-
 def check_program(config: RunConfig) -> None:
     """Check that exactly one network or program trains, and that it has the data that it needs.
 

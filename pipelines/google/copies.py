@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.core import formatting
+from slipway.core.buckets import SCHEME
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.pipelines.options import DEFAULT_CONFIGURATION
@@ -19,21 +19,9 @@ from slipway.pipelines.terminal import error_console
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
 
-SCHEME = "gs://"
 THREADS = 8
 CHUNK = 1 << 20
 READ = "storage.objects.get"
-
-
-def is_remote(uri: str) -> bool:
-    """Return whether a folder is in a bucket from which it can be copied."""
-    return uri.startswith(SCHEME)
-
-
-def cached(uri: str) -> Path:
-    """Return the folder of this user to which a folder in a bucket is copied."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "slipway" / uri.removeprefix(SCHEME).strip("/")
 
 
 def connection_of(configuration: Path | None) -> Connection:
@@ -59,17 +47,7 @@ def connection_of(configuration: Path | None) -> Connection:
 
 
 def copy(uri: str, target: Path, configuration: Path | None, say: Callable[[str], None]) -> None:
-    """Copy a folder or file of a bucket to this machine; files that are there already, of the same content, are kept.
-
-    Args:
-        uri: The folder or file, gs://BUCKET/PATH.
-        target: The folder or file to write; files that the bucket does not have are removed from it.
-        configuration: That of the project on Google Cloud; None for slipway.yaml.
-        say: Receives what is copied, and how large it is.
-
-    Raises:
-        UserError: The folder is empty, may not be read, or is larger than the disk's free space.
-    """
+    """Copy a folder or file of a bucket to this machine; see `slipway.pipelines.runs.copies.Folders`."""
     from slipway.components.cloud.refusals import refusing
 
     connection = connection_of(configuration)
@@ -95,12 +73,6 @@ def copy(uri: str, target: Path, configuration: Path | None, say: Callable[[str]
     kept = {path for _, path in files}
     for path in [path for path in target.rglob("*") if path.is_file() and path not in kept]:
         path.unlink()
-
-
-def local(uri: str, say: Callable[[str], None]) -> Path:
-    """Return the copy of a folder or file of a bucket, by the project of slipway.yaml; see `copy`."""
-    copy(uri, cached(uri), None, say)
-    return cached(uri)
 
 
 def names_in(uri: str, configuration: Path | None) -> list[str]:

@@ -4,7 +4,12 @@ from slipway.extensions import Command, Extension, Section
 
 EXTENSION = Extension(
     "google",
-    packages=("slipway.components.build_image", "slipway.components.setup_access", "slipway.pipelines.images"),
+    packages=(
+        "slipway.components.build_image",
+        "slipway.components.cloud",
+        "slipway.components.setup_access",
+        "slipway.pipelines.images",
+    ),
     sections=(
         Section(
             "build",
@@ -27,5 +32,7 @@ EXTENSION = Extension(
         ),
     ),
     checks=("slipway.pipelines.images.checks:CHECKS",),
+    objects="slipway.components.cloud:objects",
+    folders="slipway.pipelines.google:copies",
     image_builder="slipway.pipelines.images.local",
 )  # fmt: skip

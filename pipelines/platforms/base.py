@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
-    from slipway.components.cloud.connection import Connection
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
@@ -69,10 +68,6 @@ class Platform(ABC):
     def bill(self, config: RunConfig) -> Bill | None:
         """Return what the training costs at most; None if it costs nothing, or no price is known there."""
         return None
-
-    def connection(self, config: RunConfig) -> Connection:
-        """Return the connection to the run's Google Cloud project, for the errors of remote checks."""
-        raise NotImplementedError(f"{self.name} has no remote checks")
 
     def image(self, config: RunConfig) -> str | None:
         """Return the image that the platform's section sets in place of those that Slipway builds."""

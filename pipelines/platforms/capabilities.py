@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from slipway.core.errors import UserError
+    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.platforms.base import Say
     from slipway.pipelines.platforms.steps import PlatformSteps
@@ -23,6 +25,22 @@ class WithSetup(ABC):
         Raises:
             UserError: The configuration has no section for the platform.
         """
+
+
+class WithRemoteChecks(ABC):
+    """A platform with checks that call its services."""
+
+    @abstractmethod
+    def import_modules(self, *names: str) -> None:
+        """Import what the checks use, and the modules `names`, before threads do."""
+
+    @abstractmethod
+    def problem_of(self, error: Exception, context: Context, what: str) -> UserError | None:
+        """Return what an answer of a service means that refuses to do `what`; None if it is no such answer."""
+
+    @abstractmethod
+    def late(self, seconds: float, failure: str) -> UserError:
+        """Return the error for a check that took longer; `failure` is the newest one of its calls, "" for none."""
 
 
 class WithTrainerImage(ABC):

@@ -98,7 +98,7 @@ def fetch(chosen: Chosen, say: Callable[[str], None]) -> None:
     """
     if chosen.uri is not None:
         where = short(str(chosen.folder))
-        copies.copy(chosen.uri, chosen.folder, chosen.configuration, lambda line: say(f"{line} to {where}"))
+        copies.folders().copy(chosen.uri, chosen.folder, chosen.configuration, lambda line: say(f"{line} to {where}"))
         integrity.verify(chosen.folder)
 
 

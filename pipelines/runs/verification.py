@@ -101,7 +101,7 @@ def _in_bucket(uri: str, configuration: Path | None) -> Verified:
     Raises:
         UserError: There is neither, or it may not be read.
     """
-    names = copies.names_in(uri, configuration)
+    names = copies.folders().names_in(uri, configuration)
     if not {*names} & {*MARKS}:
         folders = sorted({f"{uri}/{name.rpartition('/')[0]}" for name in names if name.rpartition("/")[2] in MARKS})
         near = folders[0] if folders else None
@@ -115,7 +115,7 @@ def _in_bucket(uri: str, configuration: Path | None) -> Verified:
         )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        copies.copy(uri, folder, configuration, say)
+        copies.folders().copy(uri, folder, configuration, say)
         verified = _data_set(folder) if (folder / manifest.FILE_NAME).is_file() else _model(folder)
         damages = [replace(error, message=error.message.replace(name, uri), fix=None) for error in verified.damages]
     return replace(verified, path=uri, damages=damages)

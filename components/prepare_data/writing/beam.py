@@ -8,9 +8,9 @@ import importlib.metadata
 import importlib.util
 from typing import Any
 
-from slipway.components.cloud.objects import SCHEME
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
+from slipway.core.buckets import SCHEME
 from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.

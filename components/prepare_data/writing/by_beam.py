@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.cloud import objects
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, PartList, list_part
@@ -29,7 +28,7 @@ from slipway.components.prepare_data.workers import Progress, Tick
 from slipway.components.prepare_data.writing.beam import needs_bucket
 from slipway.components.prepare_data.writing.pipeline import names_in, run_by_beam
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
-from slipway.core import events
+from slipway.core import buckets, events
 
 
 def write_by_beam(
@@ -104,7 +103,7 @@ class BeamLister:
                 counted = run_by_beam(self.beam, lister, missing, progress.advance, lambda: None)
                 progress.advance(len(missing) - counted)
             events.phase("merging the lists")
-            with ThreadPoolExecutor(objects.THREADS) as threads:
+            with ThreadPoolExecutor(buckets.THREADS) as threads:
                 found = [*threads.map(functools.partial(_fetched, folder), tasks)]
             self.folders.enter_context(own.pop_all())
             return found, shared

@@ -6,7 +6,6 @@ version has its run's id as a label: a repeated step finds the version that it h
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import POLL_SECONDS, completed
 from slipway.components.cloud.retries import existing, is_conflict, is_transient, retried
+from slipway.components.cloud.rules import label
 from slipway.components.register_model.registry import CHAMPION, superseded
 from slipway.core.formatting import interval, number
 from slipway.core.values import JsonObject
@@ -144,11 +144,6 @@ class ModelRegistry:
 
     def _name(self, model: str) -> str:
         return f"{self._connection.parent}/models/{model}"
-
-
-def label(text: str) -> str:
-    """Convert `text` to a label value: at most 63 lower-case letters, digits, dashes and underscores."""
-    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 
 def _description(candidate: Candidate) -> str:

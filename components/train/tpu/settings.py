@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.settings import AccountEmail, BucketUri, CloudSettings, PinnedImage
-from slipway.trainer.settings import Settings, Untyped
+from slipway.components.train.backends import Backend
+from slipway.trainer.settings import Untyped
 
 
 class TpuSettings(CloudSettings):
@@ -96,9 +97,10 @@ class TpuSettings(CloudSettings):
         return self.zones[0].rpartition("-")[0]
 
 
-class TpuRequest(Settings):
+class TpuRequest(Backend):
     """What the train step requests: the settings, and what the hardware means in the TPU API."""
 
+    name: ClassVar[str] = "tpu"
     settings: TpuSettings = Field(description="The section `tpu`.")
     accelerator: dict[str, Untyped] = Field(description="The node's acceleratorType or acceleratorConfig.")
     runtime_version: str = Field(description="The node's runtimeVersion.")

@@ -14,5 +14,6 @@ EXTENSION = Extension(
             forms="slipway.pipelines.config.kubernetes:WORDS",
         ),
     ),
+    backends={"trainjob": "slipway.components.train.trainjob.backend:train"},
     platforms=("slipway.pipelines.platforms.kubeflow.platform:KubeflowPlatform",),
 )

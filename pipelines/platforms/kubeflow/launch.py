@@ -29,7 +29,7 @@ from slipway.pipelines.runs.record import (
     Watcher,
     create,
 )
-from slipway.pipelines.table import STEPS, step_of, steps_on
+from slipway.pipelines.table import STEPS, absent_steps, step_of, steps_on
 from slipway.pipelines.tuning.search import settings_of as search_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def submit(config: RunConfig, search: SearchSettings | None = None, say: Say = p
     absent = {
         "" if settings.registers else "register_model",
         "" if config.prepared else "prepare_data",
-        "" if config.when == "drift" and search is None else "check_drift",
+        *absent_steps(config.when if search is None else ""),
     }
     record = RunRecord(
         run_id=folder.run_id,

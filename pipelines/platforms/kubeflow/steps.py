@@ -15,6 +15,7 @@ from slipway.components.notify.component import notify
 from slipway.components.notify.settings import ExitTask, NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
+from slipway.components.train.trainjob.backend import TrainJobs
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.values import JsonObject
@@ -101,7 +102,7 @@ class KubeflowSteps(PlatformSteps):
         return config.register_.model_copy(update={"registry": self.settings.place(config.register_.registry)})
 
     def trained_on(self, config: RunConfig) -> dict[str, Any]:  # noqa: ARG002
-        return {} if self._train_job is None else {"train_job": self._train_job, "search": self._search}
+        return {} if self._train_job is None else {"backend": TrainJobs(pods=self._train_job, search=self._search)}
 
     def train(
         self,

@@ -40,7 +40,7 @@ from slipway.pipelines.runs.budget import labels_of
 from slipway.pipelines.runs.deadline import sentence
 from slipway.pipelines.runs.following import EventReader, apply
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
-from slipway.pipelines.table import steps_on
+from slipway.pipelines.table import absent_steps, steps_on
 from slipway.trainer.distributed.signals import stop_signals
 
 POLL_SECONDS = 0.1
@@ -85,7 +85,7 @@ def new_record(
         "register_model" if rehearsal else "",
         "build_image" if runner == "process" else "",
         "" if config.prepared else "prepare_data",
-        "" if config.when == "drift" else "check_drift",
+        *absent_steps(config.when),
     }
     bill = None if rehearsal else platform_of(platform).bill(config)
     return RunRecord(

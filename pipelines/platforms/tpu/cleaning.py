@@ -12,8 +12,8 @@ from slipway.components.train.tpu.service import QueuedResource
 from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded
 from slipway.pipelines.cleaning.local import kept_runs
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.platforms.bucket import BucketCleaner, References
 from slipway.pipelines.platforms.tpu.checks import settings_of
+from slipway.pipelines.platforms.vertex.bucket import BucketCleaner, References
 
 
 class TpuCleaner(Cleaner):

@@ -34,6 +34,7 @@ from slipway.core.image_reference import ImageReference
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import cost
+from slipway.pipelines.google.platform import connection_of
 from slipway.pipelines.platforms.tpu.checks import access_settings, request_of, settings_of
 from slipway.pipelines.platforms.vertex.doctor.project import limits_by, quota_metrics
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE
@@ -46,14 +47,14 @@ SETUP = COMMAND.replace("setup", "setup --target tpu")
 
 def credentials(context: Context) -> str:
     """There are credentials, and Google accepts them."""
-    return (_settings(context) and context.connection.caller) or "user credentials from gcloud"
+    return (_settings(context) and connection_of(context).caller) or "user credentials from gcloud"
 
 
 def apis(context: Context) -> str:
     """The project exists, and the APIs are enabled."""
     settings = _access(context)
     needed = [api.name for api in desired.apis(settings)]
-    number, enabled = services(context.connection, needed)
+    number, enabled = services(connection_of(context), needed)
     if enabled is None:
         raise NotApplicableError("you may not see which APIs are enabled")
     if missing := sorted(set(needed) - enabled):
@@ -108,7 +109,7 @@ def builds(context: Context) -> str:
     except Exception as error:
         if status_of(error) != 403:
             raise
-        problem = refusal(error, context.connection, "see the account of builds", "cloudbuild.builds.get")
+        problem = refusal(error, connection_of(context), "see the account of builds", "cloudbuild.builds.get")
         raise NotApplicableError(problem.message) from None
     if not email or is_legacy(email):
         raise NotApplicableError(f"{email or 'the account of builds'} is not checked")
@@ -123,7 +124,7 @@ def _check_roles(context: Context, email: str, needed: list[desired.Binding]) ->
         CheckWarning: It lacks some.
         NotApplicableError: The caller may not see them.
     """
-    connection = context.connection
+    connection = connection_of(context)
     try:
         everywhere = policies.read(connection, policies.Resource("project", connection.project))
         missing = [
@@ -150,7 +151,7 @@ def _check_roles(context: Context, email: str, needed: list[desired.Binding]) ->
 
 def bucket(context: Context) -> str:
     """The bucket exists in the region of the zones, and the caller may use it."""
-    settings, connection = _settings(context), context.connection
+    settings, connection = _settings(context), connection_of(context)
     name = settings.bucket.removeprefix("gs://")
     try:
         found = retried(lambda: connection.storage.get_bucket(name))
@@ -184,7 +185,7 @@ def image(context: Context) -> str:
     text = context.config.train.image or settings.image
     if text is None:
         raise NotApplicableError("it is built if the registry does not have it (slipway build --target tpu)")
-    if not image_exists(ImageReference.parse(text), context.connection):
+    if not image_exists(ImageReference.parse(text), connection_of(context)):
         raise UserError(
             f"There is no image {text}.",
             setting=setting,
@@ -198,7 +199,7 @@ def runtime_version(context: Context) -> str:
     """The zones have the TPU's runtime version."""
     settings = _settings(context)
     version = _request(context).runtime_version
-    having = [zone for zone in settings.zones if version in set(_versions(context.connection, zone))]
+    having = [zone for zone in settings.zones if version in set(_versions(connection_of(context), zone))]
     if not having:
         raise UserError(
             f"No zone of {', '.join(settings.zones)} has the runtime version {version}.",
@@ -220,7 +221,7 @@ def quota(context: Context) -> str:
         raise NotApplicableError("the name of the quota for this TPU is not known")
     name = (hardware.hosts == 1 and vm.serving_quota) or vm.quota
     metric = f"{SERVICE}/{name}" + ("-preemptible" if hardware.provisioning == "spot" else "")
-    listed = quota_metrics(context.connection, SERVICE).get(metric)
+    listed = quota_metrics(connection_of(context), SERVICE).get(metric)
     if listed is None:
         raise NotApplicableError(f"the project does not list {metric}")
     wanted = hardware.chips * vm.quota_per_chip
@@ -263,7 +264,7 @@ def _require(context: Context, place: str, when: str = "", builder: str | None =
     Raises:
         UserError: The caller lacks some.
     """
-    access, connection = Access(_access(context), builder=builder), context.connection
+    access, connection = Access(_access(context), builder=builder), connection_of(context)
     for where, role in itertools.product(access.resources()[place], roles_for(SUBMITTER, place, when)):
         if missing := lacking(connection, where, role):
             raise UserError(

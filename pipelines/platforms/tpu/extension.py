@@ -14,6 +14,7 @@ EXTENSION = Extension(
             forms="slipway.components.cloud.rules:FORMS",
         ),
     ),
+    backends={"tpu": "slipway.components.train.tpu.backend:train"},
     platforms=("slipway.pipelines.platforms.tpu.platform:TpuPlatform",),
     commands=(
         Command(

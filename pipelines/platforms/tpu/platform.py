@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.pipelines.cleaning.platform import WithCleaning
+from slipway.pipelines.google.platform import WithProject
 from slipway.pipelines.images.platform import WithImages
 from slipway.pipelines.platforms.base import Platform, Say
 from slipway.pipelines.platforms.capabilities import WithSetup, WithTrainerImage
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
-class TpuPlatform(Platform, WithCleaning, WithImages, WithSetup, WithTrainerImage):
+class TpuPlatform(Platform, WithCleaning, WithImages, WithProject, WithSetup, WithTrainerImage):
     """Processes on this machine, of which the step train requests a TPU and trains on its VMs."""
 
     name = "tpu"

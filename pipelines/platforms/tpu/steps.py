@@ -23,4 +23,4 @@ class TpuSteps(LocalSteps):
         return config.readers
 
     def trained_on(self, config: RunConfig) -> dict[str, Any]:
-        return {"tpu": request_of(config)}
+        return {"backend": request_of(config)}

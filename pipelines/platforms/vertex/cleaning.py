@@ -15,12 +15,12 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, pages, retried
-from slipway.components.register_model.model_registry import RUN_LABEL
+from slipway.components.register_model.vertex.model_registry import RUN_LABEL
 from slipway.core.image_reference import ImageReference
 from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded
 from slipway.pipelines.cleaning.local import kept_runs
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.platforms.bucket import BucketCleaner, References
+from slipway.pipelines.platforms.vertex.bucket import BucketCleaner, References
 from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.submission import refusals

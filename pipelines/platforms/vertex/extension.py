@@ -4,7 +4,11 @@ from slipway.extensions import Command, Extension, Section
 
 EXTENSION = Extension(
     "vertex",
-    packages=("slipway.components.deploy", "slipway.components.train.search"),
+    packages=(
+        "slipway.components.deploy",
+        "slipway.components.register_model.vertex",
+        "slipway.components.train.vertex",
+    ),
     requires=("google", "notify", "tune", "clean"),
     sections=(
         Section(
@@ -23,6 +27,12 @@ EXTENSION = Extension(
     schemas={
         "schedule": "slipway.pipelines.platforms.vertex.schedules.settings:ScheduleSettings",
         "endpoint": "slipway.components.deploy.settings:EndpointSettings",
+    },
+    steps={
+        "collect_model": "slipway.components.train.vertex.steps:collect_model",
+        "find_champion": "slipway.components.register_model.vertex.steps:find_champion",
+        "register_version": "slipway.components.register_model.vertex.steps:register_version",
+        "deploy_model": "slipway.components.deploy.steps:deploy_model",
     },
     platforms=("slipway.pipelines.platforms.vertex.platform:VertexPlatform",),
     commands=(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cleaning.platform import WithCleaning
+from slipway.pipelines.google.platform import WithProject
 from slipway.pipelines.images.platform import WithImages
 from slipway.pipelines.notification.platform import WithNotification
 from slipway.pipelines.platforms.base import RemotePlatform, Say
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from slipway.pipelines.runs.running import Running
 
 
-class VertexPlatform(RemotePlatform, WithBatches, WithCleaning, WithImages, WithNotification, WithSearch, WithSetup):
+class VertexPlatform(
+    RemotePlatform, WithBatches, WithCleaning, WithImages, WithNotification, WithProject, WithSearch, WithSetup
+):
     """Tasks of Vertex AI Pipelines; the training is a custom job."""
 
     name = "vertex"

@@ -19,12 +19,15 @@ from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterC
 from slipway import steps
 from slipway.components.build_image.component import build_image
 from slipway.components.deploy.settings import DeploySettings
+from slipway.components.deploy.steps import deploy_model
 from slipway.components.notify.component import notify
 from slipway.components.notify.settings import ExitTask, NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.register_model.vertex.steps import find_champion, register_version
 from slipway.components.setup_access.component import setup_access
-from slipway.components.train.search import TRIALS
 from slipway.components.train.tuning import SearchSettings
+from slipway.components.train.vertex.search import TRIALS
+from slipway.components.train.vertex.steps import collect_model
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
@@ -152,7 +155,7 @@ class VertexSteps(PlatformSteps):
         if self.search is not None:
             return self._tuned(config, self.search, worker_pool_specs, dataset, output, access)
         if self.trained:
-            return self.add(steps.collect_model, "", output, dataset)
+            return self.add(collect_model, "", output, dataset)
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
@@ -168,7 +171,7 @@ class VertexSteps(PlatformSteps):
         self.configure(job, TASKS["custom-training-job"])
         if access is not None:
             job.after(access)
-        return self.add(steps.collect_model, job.outputs["gcp_resources"], output, dataset)
+        return self.add(collect_model, job.outputs["gcp_resources"], output, dataset)
 
     def _tuned(
         self,
@@ -181,7 +184,7 @@ class VertexSteps(PlatformSteps):
     ) -> dsl.PipelineTask:
         """Add the search, whose best trial's model is collected. Each attempt of a run has trials of its own."""
         if self.trained:
-            return self.add(steps.collect_model, "", output, dataset, connection=self._connection)
+            return self.add(collect_model, "", output, dataset, connection=self._connection)
         job = _tuning_job(config, self.settings, search)(
             worker_pool_specs=worker_pool_specs,
             base_output_directory=f"{output}/{TRIALS}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}",
@@ -191,13 +194,13 @@ class VertexSteps(PlatformSteps):
         self.configure(job, TASKS["hyperparameter-tuning-job"])
         if access is not None:
             job.after(access)
-        return self.add(steps.collect_model, job.outputs["gcp_resources"], output, dataset, connection=self._connection)
+        return self.add(collect_model, job.outputs["gcp_resources"], output, dataset, connection=self._connection)
 
     def find_champion(self, config: RunConfig) -> Champion:
         """Return the champion at the time of the run, not of the compilation."""
         if config.evaluate.champion == "none":
             return Champion("")
-        task = self.add(steps.find_champion, self._connection, config.model_name)
+        task = self.add(find_champion, self._connection, config.model_name)
         return Champion(task.outputs["uri"], task.outputs["version"])
 
     def register_model(
@@ -209,7 +212,7 @@ class VertexSteps(PlatformSteps):
         champion: Champion,
     ) -> dsl.PipelineTask:
         return self.add(
-            steps.register_version,
+            register_version,
             model,
             evaluation.outputs["metrics"],
             evaluation.outputs["Output"],
@@ -229,7 +232,7 @@ class VertexSteps(PlatformSteps):
             return None
         deployment = FILES.read_one(settings.endpoint).deployment
         artifact = registered.outputs["registered"]
-        return self.add(steps.deploy_model, artifact, connection=self._connection, deployment=deployment)
+        return self.add(deploy_model, artifact, connection=self._connection, deployment=deployment)
 
     @property
     def _connection(self) -> dict[str, object]:

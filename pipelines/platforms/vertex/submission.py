@@ -16,7 +16,7 @@ from slipway.components.cloud.operations import StillRunningError
 from slipway.components.cloud.quick_import import TYPES, import_module
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_conflict, is_transient, is_unreachable, retried
-from slipway.components.register_model.model_registry import label
+from slipway.components.cloud.rules import label
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.git import git_commit
@@ -27,7 +27,7 @@ from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.hardware.rules import WEEK
 from slipway.pipelines.parameters import values_of
-from slipway.pipelines.platforms.bucket import ARTIFACTS
+from slipway.pipelines.platforms.vertex.bucket import ARTIFACTS
 from slipway.pipelines.platforms.vertex.images import Images
 from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
 from slipway.pipelines.platforms.vertex.tasks import YAML_LOADER

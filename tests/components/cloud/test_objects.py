@@ -11,6 +11,7 @@ from google.api_core.exceptions import PreconditionFailed
 from google.cloud.storage.exceptions import DataCorruption
 
 from slipway.components.cloud import objects
+from slipway.core import buckets
 from slipway.core.errors import UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
@@ -53,7 +54,7 @@ def test_an_uploaded_object_replaces_the_earlier_one(bucket: FakeGoogle, tmp_pat
 def test_threads_share_a_client_and_each_keeps_its_connection(
     bucket: FakeGoogle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    together = threading.Barrier(objects.THREADS, timeout=180)
+    together = threading.Barrier(buckets.THREADS, timeout=180)
 
     def gate(request: Request) -> None:
         if "alt=media" in request.target:
@@ -61,7 +62,7 @@ def test_threads_share_a_client_and_each_keeps_its_connection(
 
     bucket.http["storage"].gate = gate
     for _ in range(3):
-        read = [objects.threads().submit(objects.read, f"gs://{BUCKET}/folder/a b%20c.bin") for _ in range(32)]
+        read = [buckets.threads().submit(objects.read, f"gs://{BUCKET}/folder/a b%20c.bin") for _ in range(32)]
         assert {len(found.result()) for found in read} == {len(CONTENT)}
     assert "discarding connection" not in caplog.text  # urllib3, of a session with fewer
 

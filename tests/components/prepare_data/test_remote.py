@@ -12,6 +12,7 @@ from slipway.components.cloud import objects
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.examples import Example, Unusable
 from slipway.components.prepare_data.remote import ReadAhead, RemoteFiles
+from slipway.core import buckets
 from slipway.core.errors import UserError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 
@@ -110,7 +111,7 @@ def test_reads_that_are_no_longer_needed_are_cancelled() -> None:
         free.wait(20)
         return key
 
-    busy = [objects.threads().submit(free.wait, 20) for _ in range(objects.THREADS - 1)]
+    busy = [buckets.threads().submit(free.wait, 20) for _ in range(buckets.THREADS - 1)]
     reads = ReadAhead(read)
     ahead = reads.ahead([(str(number).encode(), 0, 1, 0) for number in range(40)])
     next(ahead)
@@ -119,7 +120,7 @@ def test_reads_that_are_no_longer_needed_are_cancelled() -> None:
     free.set()
     for waiting in busy:
         waiting.result()
-    assert objects.threads().submit(lambda: len(started)).result() == 1
+    assert buckets.threads().submit(lambda: len(started)).result() == 1
 
 
 def test_a_remote_file_is_read_in_large_pieces(bucket: FakeGoogle) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.register_model import model_registry
-from slipway.components.register_model.component import find_champion, register_version
-from slipway.components.register_model.model_registry import Candidate, ModelRegistry, label
-from slipway.components.register_model.registration import register_in_model_registry
+from slipway.components.cloud.rules import label
+from slipway.components.register_model.vertex import model_registry
+from slipway.components.register_model.vertex.component import find_champion, register_version
+from slipway.components.register_model.vertex.model_registry import Candidate, ModelRegistry
+from slipway.components.register_model.vertex.registration import register_in_model_registry
 from slipway.serving.settings import container_spec
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import SERVING_IMAGE

@@ -91,7 +91,7 @@ def test_a_light_command_imports_only_what_it_may(name: str, importers: dict[str
     folders = {module.rpartition(".")[0] for module in extensions.MODULES}
     folders |= {package for extension in extensions.installed() for package in extension.packages}
     rows = folders | {folder.rpartition(".")[0] for folder in folders}
-    rows |= {f"{folder}.{part}" for folder in folders for part in ("extension", "platform", "settings")}
+    rows |= {f"{folder}.{part}" for folder in folders for part in ("condition", "extension", "platform", "settings")}
     counted = [module for module in reversed(importers[name]) if module not in rows]
     first = {package: module for module in counted if (package := package_of(module))}
     unexpected = first.keys() - ALL - ALLOWED[name]

@@ -333,14 +333,15 @@ def test_a_search_is_submitted_and_resumed_as_a_run_whose_training_searches(kube
     for run in kubeflow.runs.values():
         tasks = run["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
         given = tasks["train"]["inputs"]["parameters"]
-        search = json.loads(given["search"]["runtimeValue"]["constant"])
+        settings = json.loads(given["backend"]["runtimeValue"]["constant"])["settings"]
+        search = settings["search"]
         assert (search["metric"], search["direction"], search["trials"], search["seed"]) == (
             "accuracy",
             "maximize",
             6,
             0,
         )
-        assert json.loads(given["train_job"]["runtimeValue"]["constant"])["volume"] == "slipway"
+        assert settings["pods"]["volume"] == "slipway"
 
 
 @pytest.mark.parametrize(

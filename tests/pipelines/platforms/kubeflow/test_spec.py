@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.register_model.registration import champion_folder
+from slipway.components.train.trainjob.backend import TrainJobs
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
@@ -109,7 +110,9 @@ def test_without_a_volume_nothing_is_registered_and_train_receives_the_data(tmp_
 
 
 def train_job(specification: dict[str, Any]) -> TrainJobSettings:
-    return TrainJobSettings.model_validate_json(inputs(specification, "train")["train_job"])
+    backend = json.loads(inputs(specification, "train")["backend"])
+    assert backend["backend"] == "trainjob"
+    return TrainJobs.model_validate(backend["settings"]).pods
 
 
 def test_trainjob_pods_have_the_hardware_and_the_step_that_waits_for_them_has_not(tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_trainjob_of_a_tpu_slice_has_a_pod_per_host_with_its_chips(tmp_path: Pat
 
 def test_a_trainjob_trains_one_replica_only_for_what_a_step_cannot_have(tmp_path: Path) -> None:
     specification, pods = compiled(tmp_path, configuration("a100x2", gpu_labels="nvidia"))
-    assert inputs(specification, "train")["train_job"] == ""
+    assert inputs(specification, "train")["backend"] == ""
     assert pods["exec-train"]["nodeSelector"] == {"labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}}
     for setting in ({"queue": "team"}, {"priority_class": "high"}):
         specification, _ = compiled(tmp_path, configuration("cpu", **setting))

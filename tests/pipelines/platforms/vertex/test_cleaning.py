@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slipway.components.cloud.connection import Connection
 from slipway.pipelines.cleaning.cleaner import Age
-from slipway.pipelines.platforms.bucket import BucketCleaner, References
+from slipway.pipelines.platforms.vertex.bucket import BucketCleaner, References
 from slipway.pipelines.platforms.vertex.cleaning import DATA
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET, REPOSITORY, make_region_ready

@@ -11,7 +11,7 @@ import pytest
 
 from slipway.core import integrity
 from slipway.core.errors import UserError
-from slipway.pipelines.runs import copies
+from slipway.pipelines.google import copies
 from slipway.pipelines.runs import record as runs
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import FakeGoogle

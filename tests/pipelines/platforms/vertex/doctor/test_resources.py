@@ -20,6 +20,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.targets import show_warnings
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
+from slipway.pipelines.google.platform import connection_of
 from slipway.pipelines.images.images import SOURCE_TREE
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.access import access_settings
@@ -342,7 +343,7 @@ def test_a_run_stays_within_the_quotas_that_the_doctor_counted(ready, tmp_path):
             limit(ready, **counted | {metric: given})
             compile_pipeline(asked.config, Images.one(str(asked.config.vertex.image)), tmp_path / "spec.yaml")
             job = submit(
-                asked.connection,
+                connection_of(asked),
                 pipeline_job(asked.config, tmp_path / "spec.yaml"),
                 f"digits-{metric.replace('_', '-')}-{given}",
             )

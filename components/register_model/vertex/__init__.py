@@ -1,0 +1,1 @@
+"""Registration in the Model Registry of Vertex AI."""

@@ -1,0 +1,1 @@
+"""Training on Vertex AI: the models of custom jobs and searches."""

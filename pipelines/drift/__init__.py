@@ -1,0 +1,1 @@
+"""`slipway drift`, and runs that train only if the data have drifted."""

@@ -1,0 +1,1 @@
+"""What runs, commands and checks on Google Cloud have in common."""
