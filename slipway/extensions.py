@@ -3,6 +3,7 @@
 An extension is a folder with everything of its own and a module `extension.py` that defines `EXTENSION`. Slipway's own
 are the rows of `MODULES`; those of other packages are their entry points in the group `slipway.extensions`, such as
 `mine = "mine.extension:EXTENSION"`. The core imports no extension: what a row refers to is imported when it is used.
+Settings classes and platforms are imported by most commands, so they have modules of their own, which import little.
 A folder that was deleted is no extension any more.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 GROUP = "slipway.extensions"
 # The modules of Slipway's extensions, and the sections of the configuration that they own.
 MODULES: Mapping[str, tuple[str, ...]] = {
+    "slipway.components.prepare_data.beam.extension": (),
     "slipway.pipelines.google.extension": ("build", "containers"),
     "slipway.pipelines.tuning.extension": ("tune",),
     "slipway.pipelines.notification.extension": ("notify",),
@@ -29,6 +31,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.platforms.vertex.extension": ("deploy", "vertex"),
     "slipway.pipelines.platforms.kubeflow.extension": ("kubeflow",),
     "slipway.pipelines.platforms.tpu.extension": ("tpu",),
+    "slipway.pipelines.setup.extension": (),
     "slipway.pipelines.prices.extension": (),
     "slipway.pipelines.notebook.extension": (),
     "slipway.pipelines.drift.extension": (),
@@ -114,6 +117,7 @@ class Extension:
         checks: Tuples of `slipway.pipelines.checks.Check`, which the doctor makes on every platform.
         observers: Classes of `slipway.pipelines.runs.observers.Observer`, such as trackers.
         sources: Rows of `slipway.components.prepare_data.sources.SOURCES`.
+        preparers: What prepares large data sets elsewhere; see `slipway.components.prepare_data.elsewhere.Preparer`.
         schemas: The settings classes of its own configuration files, by the word for `slipway config schema`.
         functions: What `import slipway` offers besides the core, by name.
         conditions: When runs train, by the value of `when`.
@@ -135,6 +139,7 @@ class Extension:
     checks: tuple[str, ...] = ()
     observers: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    preparers: tuple[str, ...] = ()
     schemas: Mapping[str, str] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, Condition] = field(default_factory=dict)
@@ -150,7 +155,7 @@ def load(reference: str) -> Any:
     """Return what a reference "module:name" names, which may be a module itself."""
     module, _, name = reference.partition(":")
     package = importlib.import_module(module)
-    return getattr(package, name, None) or importlib.import_module(f"{module}.{name}")
+    return getattr(package, name) if hasattr(package, name) else importlib.import_module(f"{module}.{name}")
 
 
 @functools.cache

@@ -141,8 +141,8 @@ def train(
         output: Folder or URI for model, checkpoints and logs; "" for the task's artifacts.
         restarts: Limit and backoff of restarts; None for the defaults.
         virtual_devices: Number of virtual devices per replica in place of accelerators.
-        backend: What trains on other machines, the settings of an extension's backend, such as
-            `slipway.components.train.trainjob.backend.TrainJobs`; None to train in the task's container.
+        backend: What trains on other machines: the settings of an extension's backend, such as TrainJobs; None to train
+            in the task's container.
         image: The container image of the task.
     """
     from slipway.trainer.config import RestartSettings

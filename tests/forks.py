@@ -119,6 +119,8 @@ def starts_anew(environment: Mapping[str, str]) -> bool:
         return True
     if any((path / "slipway").is_dir() and not path.samefile(ROOT) for path in paths):
         return True  # another copy of the sources
+    if any(next(path.glob("*-info/entry_points.txt"), None) for path in paths):
+        return True  # other extensions
     names = {name for name in {*environment, *os.environ} if READ_AT_START.match(name)}
     return any(environment.get(name) != os.environ.get(name) for name in names) or _processes_only
 

@@ -25,6 +25,8 @@ FORMS: Mapping[str, str] = {
     SUBMITTER: "must be a principal with its kind, such as user:ada@example.com, group:, serviceAccount:, or "
     "principal:// and principalSet:// of workload identity federation",
 }
+# The folder of runs in their bucket, and the file of one whose process has a lease on a TPU.
+RUNS, LEASE = "runs", "lease"
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 

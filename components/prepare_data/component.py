@@ -29,11 +29,11 @@ def prepare_data(
     from typing import cast
 
     from slipway.components.inputs import read
+    from slipway.components.prepare_data.elsewhere import owned_by
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.publishing.remembered import recall, remember
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
-    from slipway.components.prepare_data.writing.dataflow import owned_by
     from slipway.components.step import step
     from slipway.core import events
     from slipway.core.manifest import TaskName

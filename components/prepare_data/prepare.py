@@ -9,7 +9,9 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from slipway.components.prepare_data.elsewhere import RemoteWorkers, workers_for
 from slipway.components.prepare_data.examples import Problem, refuse, source_error
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
@@ -20,8 +22,6 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Misjudged, Part, Source
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
-from slipway.components.prepare_data.writing.beam import beam_for, needs_bucket
-from slipway.components.prepare_data.writing.by_beam import BeamLister
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -66,10 +66,10 @@ def prepare(
         store.remove_leftovers()
         return prepared
     events.phase(f"listing {settings.source}")
-    beam = beam_for(settings, sum(path.stat().st_size for path in source.files))
+    workers = workers_for(settings, sum(path.stat().st_size for path in source.files))
     with store_errors_named(store, 0), store.work_folder() as scratch, contextlib.ExitStack() as folders:
         started = time.monotonic()
-        listing = list_source(source, settings, scratch, BeamLister(beam, store, folders) if beam else None)
+        listing = list_source(source, settings, scratch, (workers, store, folders) if workers else None)
         logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
         unlisted = unlisted_problems(listing, settings, source.item)
         if not source.has_image:  # nothing else can be refused
@@ -90,15 +90,15 @@ def prepare(
             store.listings.remember_summary(listing_name(source, settings), summary)
             store.remove_leftovers()
             return prepared
-        beam = beam or beam_for(settings, target.plan.source_bytes)
-        beside = beam is not None and needs_bucket(beam)
+        workers = workers or workers_for(settings, target.plan.source_bytes)
+        beside = workers is not None and workers.needs_bucket
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.listing, beside=beside) as work:
             # Another run may have finished it while this one waited for the lock.
             if not unlisted and (prepared := reusable(store, target, earlier)):
                 return prepared
             if not beside:
                 require_room(store, work, target.plan.bytes)
-            writer = SetWriter(source, settings, listing, target.plan, scratch, work, beam)
+            writer = SetWriter(source, settings, listing, target.plan, scratch, work, workers)
             written = writer.write(store.name, target.fingerprint)
             refuse_other(written.fingerprint, earlier)
             before = store.publish(work / SetWriter.SET, identity(written.fingerprint))
@@ -224,30 +224,35 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
     return hashlib.sha256(about.encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
-def list_source(source: Source, settings: DataSettings, folder: Path, by_beam: BeamLister | None = None) -> Listing:
+# Workers elsewhere, the store in which they share a folder, and what removes that.
+Lister: TypeAlias = tuple[RemoteWorkers, Store, contextlib.ExitStack]
+
+
+def list_source(source: Source, settings: DataSettings, folder: Path, lister: Lister | None = None) -> Listing:
     """List all parts of the source into files in `folder`; again, if the kinds of features were misjudged.
 
-    By Beam's workers, if there are several parts that are read to be listed.
+    By the workers of `lister`, if there are several parts that are read to be listed.
     """
     try:
-        return _list_parts(source, settings, folder, by_beam)
+        return _list_parts(source, settings, folder, lister)
     except Misjudged as found:
         logger.info("%s All rows are read to find the kinds of the columns.", found.message)
         for path in folder.iterdir():
             path.unlink()
         source.infer_again()
-        return _list_parts(source, settings, folder, by_beam)
+        return _list_parts(source, settings, folder, lister)
 
 
-def _list_parts(source: Source, settings: DataSettings, folder: Path, by_beam: BeamLister | None) -> Listing:
+def _list_parts(source: Source, settings: DataSettings, folder: Path, lister: Lister | None) -> Listing:
     parts = source.parts()
-    if by_beam and source.files and len(parts) > 1:
-        found, spool = by_beam.list_parts(source, parts, settings, folder)
+    if lister and source.files and len(parts) > 1:
+        workers, store, folders = lister
+        found, spool = workers.list_parts(source, parts, settings, folder, store, folders)
         return Listing(source, found, folder / "listing", settings, spool)
     work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
-    with Workers(work, worker_count(settings.workers)) as workers:
-        listed = dict(workers.run(tasks))
+    with Workers(work, worker_count(settings.workers)) as processes:
+        listed = dict(processes.run(tasks))
     found = [listed[number] for number in range(len(tasks))]
     if not any(part.examples for part in found):
         count = sum(part.ignored.unusable_count for part in found)

@@ -143,11 +143,6 @@ COMMANDS = (
         ("slipway hardware --region europe-west4", "slipway hardware 'l4x4*2'"),
     ),
     Command(
-        "Prepare", "setup", "slipway.pipelines.cli.preparation:setup",
-        "Show or create what runs need: on Vertex AI and TPUs APIs, bucket, accounts and roles, on Kubeflow a Role.",
-        ("slipway setup -c my.yaml --apply", "slipway setup --target kubeflow -c my.yaml"),
-    ),
-    Command(
         "Prepare", "config", "slipway.pipelines.cli.configuration:config",
         "Show a configuration, or the JSON Schema of configuration files.",
     ),

@@ -1,4 +1,4 @@
-"""Commands to prepare for runs: `slipway doctor`, `setup` and `data`."""
+"""Commands to prepare for runs: `slipway doctor` and `data`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.core.values import spoken
-from slipway.pipelines.cli.targets import Target, check_runner_on, target_option
+from slipway.pipelines.cli.targets import Target, check_runner_on
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -21,13 +20,11 @@ from slipway.pipelines.options import (
     configuration_path,
     configured,
 )
-from slipway.pipelines.platforms.capabilities import WithSetup
-from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     command_group,
     console,
-    interrupted,
     print_json,
     user_errors,
 )
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
 
     from slipway.pipelines.checks import Finding
 
-PREPARED = [name for name, platform in PLATFORMS.items() if isinstance(platform, WithSetup)]
-SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {spoken(PREPARED)}.", PREPARED)]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
 
@@ -86,26 +81,6 @@ def lines_of(finding: Finding, width: int) -> Table:
     if finding.fix:
         table.add_row("", "", f"fix: {escape(finding.fix)}")
     return table
-
-
-@user_errors
-@interrupted("what --apply has created stays; slipway setup shows what is missing")
-def setup(
-    file: ConfigurationFile = None,
-    config: Configuration = None,
-    target: SetupTarget = "vertex",
-    apply: Annotated[bool, typer.Option("--apply", help="Create what is missing instead of only showing it.")] = False,
-    hardware: Hardware = None,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
-    """Show or create what runs need: on Vertex AI and TPUs APIs, bucket, accounts and roles, on Kubeflow a Role."""
-
-    configuration = configured(file, config, overrides, hardware)
-    platform = platform_of(target)
-    assert isinstance(platform, WithSetup)  # one of PREPARED
-    if not platform.setup(configuration, apply=apply, as_json=as_json):
-        raise typer.Exit(EXIT_FAILED)
 
 
 data = command_group("Check and download data sets.")

@@ -26,7 +26,7 @@ PROGRAM = """
 import sys
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing.dataflow import owned_by
+from slipway.components.prepare_data.beam.dataflow import owned_by
 
 settings = owned_by(DataSettings.model_validate_json(sys.argv[1]), "gs://bucket/runs/of-the-test")
 print(prepare(settings, 3, task=sys.argv[2]).folder)

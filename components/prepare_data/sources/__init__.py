@@ -6,6 +6,7 @@ A new source is a row of the table, a module in this folder and its tests. Modul
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from slipway import extensions
 from slipway.components.prepare_data.encoding.subwords import read_vocabulary
 from slipway.components.prepare_data.examples import COLUMN, source_error
 from slipway.core.errors import UserError, nearest
@@ -36,8 +38,9 @@ class SourceKind:
         prefix: The text before the colon in data.source; empty for a user's function.
         form: The form of data.source, as messages show it.
         example: A valid data.source.
-        opens: The function that opens the source, `MODULE:FUNCTION` in this package. It accepts the text after the
-            prefix, the settings, the column of data.group_by (or None) and the task, and returns a `Source`.
+        opens: The function that opens the source, `MODULE:FUNCTION`; a module without a dot is one of this package. It
+            accepts the text after the prefix, the settings, the column of data.group_by (or None) and the task, and
+            returns a `Source`.
         pending: The function that describes a source which opening would first download, else returns None.
         argument: What follows the colon; empty if nothing does.
         endings: The file name extensions of this kind; empty if all are valid.
@@ -128,6 +131,13 @@ SOURCES = (
 )  # fmt: skip
 
 
+@functools.cache
+def source_kinds() -> tuple[SourceKind, ...]:
+    """Return the rows of `SOURCES` and those of extensions; a user's function, which has no prefix, is the last."""
+    *own, function = SOURCES
+    return (*own, *map(extensions.load, extensions.references("sources")), function)
+
+
 def source_kind(reference: str) -> SourceKind:
     """Return the kind of the source `reference`.
 
@@ -135,8 +145,8 @@ def source_kind(reference: str) -> SourceKind:
         UserError: It is not a source.
     """
     prefix, colon, argument = reference.partition(":")
-    prefixes = {kind.prefix for kind in SOURCES if kind.prefix}
-    kinds = (kind for kind in SOURCES if kind.matches(reference) and (kind.prefix or prefix not in prefixes))
+    prefixes = {kind.prefix for kind in source_kinds() if kind.prefix}
+    kinds = (kind for kind in source_kinds() if kind.matches(reference) and (kind.prefix or prefix not in prefixes))
     if kind := next(kinds, None):
         return kind
     is_path = not colon and re.search(r"[/\\.~]", reference)
@@ -151,12 +161,12 @@ def source_kind(reference: str) -> SourceKind:
 
 def forms() -> str:
     """Return the forms of data.source, for messages."""
-    return " or ".join(kind.form for kind in SOURCES)
+    return " or ".join(kind.form for kind in source_kinds())
 
 
 def closest(prefix: str, argument: str) -> str | None:
     """Return the source at `argument` whose prefix is the closest to a misspelled one, if any is close."""
-    kinds = {kind.prefix: kind for kind in SOURCES if kind.prefix}  # of several with one prefix, the last
+    kinds = {kind.prefix: kind for kind in source_kinds() if kind.prefix}  # of several with one prefix, the last
     near = nearest(prefix, kinds)
     return kinds[near].written(argument) if near else None
 
@@ -215,7 +225,8 @@ def check_source(settings: DataSettings, task: TaskName = "classification") -> s
 
 def _function(reference: str) -> Callable[..., object]:
     module, _, name = reference.partition(":")
-    return cast("Callable[..., object]", getattr(import_module(f"{__name__}.{module}"), name))
+    module = module if "." in module else f"{__name__}.{module}"
+    return cast("Callable[..., object]", getattr(import_module(module), name))
 
 
 def _refuse_special_file(reference: str, argument: str) -> None:
@@ -263,7 +274,7 @@ def _refuse_features(settings: DataSettings, column: str | None, task: TaskName)
             f"The source {settings.source} has one class for each image; it has no labels for the task {task}.",
             setting="task",
             value=task,
-            allowed=" or ".join(kind.form for kind in SOURCES if kind.features),
+            allowed=" or ".join(kind.form for kind in source_kinds() if kind.features),
             fix="list the images in a CSV file with their labels: --set data.source=csv:FILE",
         )
     unused = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from slipway.components import page
+from slipway.components.prepare_data.elsewhere import RemoteWorkers
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.image import import_decoder
 from slipway.components.prepare_data.encoding.inputs import (
@@ -31,7 +32,7 @@ from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.listing.repeats import whole
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE, label_text, write_statistics
-from slipway.components.prepare_data.settings import BeamSettings, DataSettings
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Source, common_reason
 from slipway.components.prepare_data.validation.duplicates import Copy, HashedShard, find_copies, in_several_splits
 from slipway.components.prepare_data.validation.leaks import leak_notes
@@ -46,8 +47,6 @@ from slipway.components.prepare_data.validation.sampling import check_for, decod
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
 from slipway.components.prepare_data.workers import Progress, Tick, Workers, worker_count
-from slipway.components.prepare_data.writing.beam import needs_bucket, written_by
-from slipway.components.prepare_data.writing.by_beam import write_by_beam
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
@@ -73,7 +72,7 @@ class SetWriter:
         scratch: The folder in which the source was listed, for temporary files.
         work: The work folder, with the data set in its folder `SET`, the results of finished shards and the hashes of
             their images in `RESULTS`, and the results of validation before writing in `VALIDATED`.
-        beam: The Beam settings, if Apache Beam writes the shards.
+        workers: What writes the shards elsewhere; None for processes of this machine.
 
     Attributes:
         lists: The folder with the lists of the shards' examples.
@@ -91,17 +90,17 @@ class SetWriter:
         plan: Plan,
         scratch: Path,
         work: Path,
-        beam: BeamSettings | None = None,
+        workers: RemoteWorkers | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
         self._listing = listing
         self._plan = plan
         self._scratch = scratch
-        self._beam = beam
+        self._workers = workers
         self.lists = scratch / "lists"
         # The lists as the workers read them.
-        self._read_lists = work / "lists" if beam and needs_bucket(beam) else self.lists
+        self._read_lists = work / "lists" if workers and workers.needs_bucket else self.lists
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._validated = work / self.VALIDATED
@@ -296,13 +295,13 @@ class SetWriter:
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
         spool = self._read_lists if self._spool_is_copied else self._listing.spool
         writer = ShardWriter(self._source, spool, self._plan.classes)
-        if self._beam is None:
+        if self._workers is None:
             if tasks and tasks[0].decoded_below and self._source.has_image:
                 import_decoder(next(read_list(tasks[0].examples))[0])
-            with Workers(writer, worker_count(self._settings.workers)) as workers:
-                yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
+            with Workers(writer, worker_count(self._settings.workers)) as processes:
+                yield from processes.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
         elif tasks:
-            yield from write_by_beam(self._beam, writer, tasks, tick, self._share_lists)
+            yield from self._workers.write(writer, tasks, tick, self._share_lists)
 
     def _share_lists(self) -> None:
         """Copy the lists and what the source spooled to where workers on other machines read them."""
@@ -435,7 +434,7 @@ class SetWriter:
                 else described(about)
                 for name, about in source.features.items()
             },
-            **({"written_by": written_by(self._beam)} if self._beam else {}),
+            **({"written_by": self._workers.title} if self._workers else {}),
             checked=self._checked() if source.has_image else None,
             notes=[
                 *source.notes,

@@ -14,13 +14,14 @@ from typing import TextIO, TypeVar
 
 from slipway.components.cloud.known_errors.table import recognize
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
+from slipway.components.cloud.rules import LEASE, RUNS
 from slipway.components.prepare_data.publishing.remembered import RUN_FILE
 from slipway.components.step import raise_if_terminated, termination_deferred
 from slipway.components.train.restarts import Restart, Restarts, check_same_weights, say, wait
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
-from slipway.components.train.tpu.request import DATA, HOSTS, LEASE, RUNS, body_of, name_of, reading
+from slipway.components.train.tpu.request import DATA, HOSTS, body_of, name_of, reading
 from slipway.components.train.tpu.settings import TpuRequest
 from slipway.components.worker_pools import Container, WorkerPool, replica_name, variables_of
 from slipway.core import events, manifest

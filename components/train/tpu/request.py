@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from slipway.components.cloud.retries import paced
+from slipway.components.cloud.rules import LEASE
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder
 from slipway.components.train.tpu.service import OWNER_LABEL, POLL_SECONDS, PREFIX, RUN_LABEL, owner
@@ -21,7 +22,7 @@ from slipway.core.paths import DATA_VARIABLE
 from slipway.core.values import JsonObject
 
 # The runs' folder in the bucket, and the lease in a run's folder.
-RUNS, DATA, LEASE = "runs", "data", "lease"
+DATA = "data"
 # Where the hosts write, below the run's folder in the bucket: the lines of a log in parts that are named by their time
 # in nanoseconds, HOSTS/TRY-HOST/TIME.log, and the exit code of the container, HOSTS/TRY-HOST.exit.
 HOSTS = "hosts"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from slipway.components.cloud.rules import LEASE, RUNS
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.lease import has_lapsed
-from slipway.components.train.tpu.request import DATA, LEASE, RUNS
+from slipway.components.train.tpu.request import DATA
 from slipway.components.train.tpu.service import QueuedResource
 from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded
 from slipway.pipelines.cleaning.local import kept_runs

@@ -19,9 +19,8 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import NOT_FOUND, retried, status_of
-from slipway.components.cloud.rules import label
+from slipway.components.cloud.rules import LEASE, RUNS, label
 from slipway.components.prepare_data.publishing.remembered import RUN_FILE
-from slipway.components.train.tpu.request import LEASE, RUNS
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded

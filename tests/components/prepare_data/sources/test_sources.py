@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 
 from slipway.components.prepare_data import sources
+from slipway.components.prepare_data.beam.options import beam_for
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import SOURCES, SourceKind, check_source, open_source, source_kind
 from slipway.components.prepare_data.sources.digits import DigitsSource
-from slipway.components.prepare_data.writing.beam import beam_for
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.config import load

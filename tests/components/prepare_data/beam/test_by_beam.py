@@ -11,6 +11,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from slipway.components.prepare_data.beam import workers as by_beam
+from slipway.components.prepare_data.beam.workers import BeamLister, ListTask
 from slipway.components.prepare_data.encoding.messages import example
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.prepare import list_source, prepare
@@ -19,8 +21,6 @@ from slipway.components.prepare_data.publishing.store import Store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import csv_file, open_source
 from slipway.components.prepare_data.sources.source import Ignored
-from slipway.components.prepare_data.writing import by_beam
-from slipway.components.prepare_data.writing.by_beam import BeamLister, ListTask
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.tables import csv_file as core_csv_file

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from slipway.components.prepare_data.beam import options as beam_module
+from slipway.components.prepare_data.beam import pipeline
+from slipway.components.prepare_data.beam import workers as by_beam
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.digits import DigitsSource
-from slipway.components.prepare_data.writing import beam as beam_module
-from slipway.components.prepare_data.writing import by_beam, pipeline, set_writer
 from slipway.components.prepare_data.writing.shards import ShardTask, ShardWriter
 from slipway.core.errors import UserError
 
@@ -164,11 +165,11 @@ def test_an_interrupted_run_is_resumed(
             monkeypatch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(set_writer, "write_by_beam", some)
+    monkeypatch.setattr(by_beam, "write_by_beam", some)
     with pytest.raises(KeyboardInterrupt):
         prepare(settings, 4)
     monkeypatch.undo()
-    monkeypatch.setattr(set_writer, "write_by_beam", some)
+    monkeypatch.setattr(by_beam, "write_by_beam", some)
     assert same(prepare(settings, 4), expected)
     assert asked == [12, 7]
 

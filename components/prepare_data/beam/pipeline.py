@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar
 
 from slipway.components.cloud.refusals import is_answer
 from slipway.components.prepare_data import remote
+from slipway.components.prepare_data.beam.dataflow import EXAMPLES, NAMESPACE, DataflowJob, last_line
+from slipway.components.prepare_data.beam.options import is_elsewhere, options_of
 from slipway.components.prepare_data.settings import BeamSettings
 from slipway.components.prepare_data.workers import Tick
-from slipway.components.prepare_data.writing.beam import is_elsewhere, options_of
-from slipway.components.prepare_data.writing.dataflow import EXAMPLES, NAMESPACE, DataflowJob, last_line
 from slipway.core.errors import UserError
 
 # The file with all tasks, beside their results, and the number of its ranges.

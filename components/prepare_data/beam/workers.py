@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.components.prepare_data import remote
+from slipway.components.prepare_data.beam.dataflow import owned_by
+from slipway.components.prepare_data.beam.options import beam_for, needs_bucket, written_by
+from slipway.components.prepare_data.beam.pipeline import names_in, run_by_beam
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, PartList, list_part
 from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS
@@ -25,10 +28,47 @@ from slipway.components.prepare_data.publishing.store import Store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import Part, Source
 from slipway.components.prepare_data.workers import Progress, Tick
-from slipway.components.prepare_data.writing.beam import needs_bucket
-from slipway.components.prepare_data.writing.pipeline import names_in, run_by_beam
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
 from slipway.core import buckets, events
+
+__all__ = ["owned_by", "workers_for"]
+
+
+@dataclass(frozen=True)
+class BeamWorkers:
+    """The workers of Beam's runner; see `slipway.components.prepare_data.elsewhere.RemoteWorkers`."""
+
+    beam: BeamSettings
+
+    @property
+    def title(self) -> str:
+        return written_by(self.beam)
+
+    @property
+    def needs_bucket(self) -> bool:
+        return needs_bucket(self.beam)
+
+    def list_parts(
+        self,
+        source: Source,
+        parts: Sequence[Part],
+        settings: DataSettings,
+        folder: Path,
+        store: Store,
+        folders: contextlib.ExitStack,
+    ) -> tuple[list[PartList], Path]:
+        return BeamLister(self.beam, store, folders).list_parts(source, parts, settings, folder)
+
+    def write(
+        self, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick, share: Callable[[], object]
+    ) -> Iterator[tuple[int, ShardResult]]:
+        return write_by_beam(self.beam, writer, tasks, tick, share)
+
+
+def workers_for(settings: DataSettings, size: int) -> BeamWorkers | None:
+    """Return Beam's workers if Beam prepares the data set of a source of `size` bytes; see `beam_for`."""
+    beam = beam_for(settings, size)
+    return BeamWorkers(beam) if beam else None
 
 
 def write_by_beam(

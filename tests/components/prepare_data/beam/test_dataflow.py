@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from slipway.components.cloud.dataflow import DataflowJobs, prefix_of
+from slipway.components.prepare_data.beam.dataflow import DataflowJob, owned_by
+from slipway.components.prepare_data.beam.options import beam_for
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing.beam import beam_for
-from slipway.components.prepare_data.writing.dataflow import DataflowJob, owned_by
 from slipway.core.errors import UserError
 from tests.fakes.dataflow import NAME as VALID
 from tests.fakes.dataflow import FakeDataflow, JobFailed, Script

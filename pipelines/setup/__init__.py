@@ -1,0 +1,1 @@
+"""`slipway setup`: what the platforms need before the first run."""
