@@ -71,8 +71,10 @@ class InferredColumn:
     @property
     def spellings(self) -> dict[str, str]:
         """Truth values that the column writes in several ways, such as TRUE and true, and the one text of each."""
-        truths = {text: canonical(text) for text in self.texts if canonical(text) in TRUTHS}
-        return truths if self.kind.name == "category" and len({*truths.values()}) < len(truths) else {}
+        if self.kind.name != "category":
+            return {}
+        truths = {text: truth for text in self.texts if (truth := canonical(text)) in TRUTHS}
+        return truths if len({*truths.values()}) < len(truths) else {}
 
 
 class _Cells:
