@@ -6,7 +6,6 @@ A new source is a row of the table, a module in this folder and its tests. Modul
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import tempfile
 from collections.abc import Callable
@@ -131,7 +130,6 @@ SOURCES = (
 )  # fmt: skip
 
 
-@functools.cache
 def source_kinds() -> tuple[SourceKind, ...]:
     """Return the rows of `SOURCES` and those of extensions; a user's function, which has no prefix, is the last."""
     *own, function = SOURCES

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from slipway.components.prepare_data.beam import workers as by_beam
-from slipway.components.prepare_data.beam.workers import BeamLister, ListTask
+from slipway.components.prepare_data.beam.workers import ListTask
 from slipway.components.prepare_data.encoding.messages import example
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.prepare import list_source, prepare
@@ -24,9 +24,9 @@ from slipway.components.prepare_data.sources.source import Ignored
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.tables import csv_file as core_csv_file
+from tests.components.prepare_data.beam.test_beam import HERE, same
 from tests.components.prepare_data.conftest import encoded_image
 from tests.components.prepare_data.sources.test_tfrecord import damaged, feature, framed, record
-from tests.components.prepare_data.writing.test_beam import HERE, same
 
 MakeSettings = Callable[..., DataSettings]
 Listed = list[list[ListTask]]
@@ -121,7 +121,8 @@ def listing(settings: DataSettings, task: TaskName, folder: Path) -> tuple[Summa
     source = open_source(settings, task)
     folder.mkdir()
     with contextlib.ExitStack() as folders:
-        lister = BeamLister(settings.beam, Store(settings.store, "name"), folders) if settings.beam else None
+        workers = by_beam.BeamWorkers(settings.beam) if settings.beam else None
+        lister = (workers, Store(settings.store, "name"), folders) if workers else None
         found = list_source(source, settings, folder, lister)
         return found.summary(), found.ignored
 

@@ -21,7 +21,7 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
-from tests.components.prepare_data.writing.test_by_beam import write_images
+from tests.components.prepare_data.beam.test_by_beam import write_images
 from tests.fakes.beam import ATTEMPTS, BUCKET, Bucket, Service, can_mount, dataflow_script, job_service
 from tests.fakes.dataflow import FakeDataflow, JobFailed, Script
 from tests.fakes.errors import ConnectionReset
