@@ -35,6 +35,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # Threads of OpenMP wait asleep, not in loops: machines are shared. OpenMP reads this when scikit-learn is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Nor do those of OpenBLAS, which NumPy and SciPy have, 2**26 cycles long after each start and each fork. It reads this
+# when they are imported: in the processes of pytest-xdist and in all that tests start.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
 # Tests start many interpreters, and several processes read the rewritten assertions: they cache their bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
