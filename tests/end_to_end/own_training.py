@@ -23,12 +23,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--without-training", action="store_true")
     options = parser.parse_args()
     if options.fail:
         raise RuntimeError("told to fail")
     cluster = json.loads(os.environ["CLUSTER_SPEC"])
     if cluster["task"] != {"type": "workerpool0", "index": 0}:
         print("nothing to do in", cluster["task"]["type"])
+        return
+    if options.without_training:
+        Path(os.environ["AIP_MODEL_DIR"], "model.txt").write_text("of no training")
         return
 
     import keras  # not before: a replica without work need not wait for it

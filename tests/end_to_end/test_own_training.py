@@ -58,7 +58,7 @@ def test_settings_that_a_custom_module_cannot_have_are_refused(workspace: Worksp
 
 
 def test_a_rehearsal_runs_the_replicas_of_a_program_and_registers_nothing(workspace: Workspace):
-    result = workspace.slipway("rehearse", "-c", "own.yaml", "--set", 'train.arguments=["--epochs", "1"]')
+    result = workspace.slipway("rehearse", "-c", "own.yaml", "--set", "train.arguments=[--without-training]")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "2 replicas ran own_training to its end" in result.stdout
     assert steps(workspace.record())["evaluate"]["status"] == "skipped"
