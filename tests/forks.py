@@ -51,7 +51,7 @@ SERVER = "slipway.serving"
 SERVICES = "tests.fakes"
 TESTS_PROGRAMS = "tests.programs."
 # Programs that have threads when they start others.
-THREADED = {NOTEBOOK, f"{TESTS_PROGRAMS}run_pipeline"}
+THREADED = {NOTEBOOK, f"{TESTS_PROGRAMS}run_pipeline", f"{TESTS_PROGRAMS}script"}
 PROGRAMS = (TRAINER, "slipway.trainer.launch", COMMAND_LINE, EXECUTOR, NOTEBOOK, SERVER, SERVICES, *forkserver.PROGRAMS)
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("slipway"))
 # What an interpreter, the dynamic linker and TensorFlow read once, when they start.
@@ -59,6 +59,8 @@ READ_AT_START = re.compile(
     r"LANG|LC_(?!CTYPE)|PYTHON(?!PATH|IOENCODING|UNBUFFERED|DONTWRITEBYTECODE)|LD_|TF_(?!CONFIG|CLI_|GRPC_)|XLA_|KERAS_"
     r"|OMP_(?!WAIT_POLICY)|COVERAGE_|MALLOC_"
 )
+# The programs above set it where it is missing, before they import Keras: to the engine's backend, as this process has.
+_SET_BY_PROGRAMS = "KERAS_BACKEND"
 # Arguments of Popen that only a new process can have.
 _ONLY_PROCESSES = {"executable", "preexec_fn", "shell", "gid", "gids", "uid"}
 _RealPopen = subprocess.Popen
@@ -122,6 +124,8 @@ def starts_anew(environment: Mapping[str, str]) -> bool:
     if any(next(path.glob("*-info/entry_points.txt"), None) for path in paths):
         return True  # other extensions
     names = {name for name in {*environment, *os.environ} if READ_AT_START.match(name)}
+    if _SET_BY_PROGRAMS not in environment:
+        names.discard(_SET_BY_PROGRAMS)
     return any(environment.get(name) != os.environ.get(name) for name in names) or _processes_only
 
 

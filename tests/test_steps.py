@@ -35,16 +35,20 @@ def defined(pipeline: str) -> Any:
     return module[pipeline]
 
 
+def run(script: Path) -> None:
+    """Run a script, whose steps are processes, in its folder."""
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-m", "tests.programs.script", script.name]
+    done = subprocess.run(command, cwd=script.parent, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the page's example ran, as it stands there."""
     folder = tmp_path_factory.mktemp("example")
     (folder / "my_pipeline.py").write_text(program("digits_by_size"))
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(
-        [sys.executable, "my_pipeline.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(folder / "my_pipeline.py")
     return folder
 
 
@@ -125,10 +129,8 @@ my_pipeline.digits_by_parameters(name="second", learning_rate=0.5)
 @pytest.mark.slow
 def test_parameters_in_settings_have_the_values_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "my_pipeline.py").write_text(program("digits_by_parameters"))
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    command = [sys.executable, "-c", PARAMETERS]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "run.py").write_text(PARAMETERS)
+    run(tmp_path / "run.py")
     trained = json.loads(next(tmp_path.glob("local_outputs/*/train/model/model.json")).read_text())
     assert (trained["learning_rate"], trained["epochs"]) == (0.5, 1.0)
     assert len(list(tmp_path.glob("datasets/second/digits/*/manifest.json"))) == 1
