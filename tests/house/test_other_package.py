@@ -1,9 +1,10 @@
-"""Another package adds a platform, a source, a tracker, a section, a command and a check, without a change here."""
+"""The package of docs/extensions.md adds a platform, a source, a section, a command and a check, and follows runs."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,85 +12,11 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
-EXTENSION = """
-from slipway.extensions import Command, Extension, Section
-
-EXTENSION = Extension(
-    "mine",
-    sections=(Section("mine", "mine.settings:MineSettings", "Where lines are written; null: nowhere."),),
-    commands=(Command("Follow runs", "mine", "mine.parts:mine", "Say how many lines were written."),),
-    platforms=("mine.platform:Elsewhere",),
-    checks=("mine.parts:CHECKS",),
-    observers=("mine.parts:Lines",),
-    sources=("mine.parts:SOURCE",),
-)
-"""
-PARTS = '''
-from pathlib import Path
-
-from slipway.components.prepare_data.sources import SourceKind
-from slipway.components.prepare_data.sources.digits import DigitsSource
-from slipway.pipelines.checks import Check, NotApplicableError
-from slipway.pipelines.runs.observers import Observer
-from slipway.pipelines.terminal import console, user_errors
-
-from mine.settings import MineSettings
-
-SOURCE = SourceKind("mine", "mine:NAME", "mine:digits", "mine.parts:open_mine", argument="NAME", features=False)
-
-def open_mine(argument, settings, column, task):
-    source = DigitsSource()
-    source.name, source.reference = argument, f"mine:{argument}"
-    return source
-
-
-class Lines(Observer):
-    def ended(self, folder, config, record, say):
-        if section := config.section(MineSettings):
-            with Path(section.file).open("a") as file:
-                file.write(f"{record.run_id} {record.status} {record.platform}\\n")
-
-
-def written(context):
-    """The file of lines can be written."""
-    section = context.config.section(MineSettings)
-    if section is None:
-        raise NotApplicableError("no lines are written")
-    return section.file
-
-
-CHECKS = (Check("lines", written),)
-
-
-@user_errors
-def mine() -> None:
-    """Say how many lines were written."""
-    console.print(f"{len(Path('lines.txt').read_text().splitlines())} lines")
-'''
-# What is imported with the configuration and the command line has modules of its own.
-SETTINGS = """
-from slipway.trainer.settings import Settings
-
-
-class MineSettings(Settings):
-    file: str
-"""
-PLATFORM = """
-from slipway.pipelines.platforms.local.platform import LocalPlatform
-
-
-class Elsewhere(LocalPlatform):
-    name = "elsewhere"
-    title = "another machine"
-"""
-CONFIGURATION = """
-name: digits
-data: {source: "mine:digits"}
-model: {builder: "slipway.trainer.models.digits:build"}
-train: {epochs: 1, batch_size: 64}
-evaluate: {gate: {minimum: 0.1}}
-mine: {file: lines.txt}
-"""
+PAGE = Path(__file__).parents[2] / "docs/extensions.md"
+# The files on the page by name, and the configuration.
+FILES = dict(re.findall(r"^`(mine/\w+\.py)`:\n\n```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+(CONFIGURATION,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+(ENTRY_POINT,) = re.findall(r"^mine = \"(.*?)\"$", PAGE.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +25,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     (folder / "mine").mkdir()
     (folder / "mine/__init__.py").write_text("")
-    (folder / "mine/extension.py").write_text(EXTENSION)
-    (folder / "mine/settings.py").write_text(SETTINGS)
-    (folder / "mine/platform.py").write_text(PLATFORM)
-    (folder / "mine/parts.py").write_text(PARTS)
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
     about = folder / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[slipway.extensions]\nmine = mine.extension:EXTENSION\n")
+    (about / "entry_points.txt").write_text(f"[slipway.extensions]\nmine = {ENTRY_POINT}\n")
     return folder
 
 
