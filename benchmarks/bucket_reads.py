@@ -27,7 +27,7 @@ import google_crc32c
 
 from benchmarks.photographs import make_jpegs
 from slipway.components.cloud import objects
-from slipway.components.prepare_data.listing.index import ROW_AFTER_RANK
+from slipway.components.prepare_data.listing.lists import ROW_AFTER_RANK
 from slipway.components.prepare_data.remote import RemoteFiles
 from slipway.components.prepare_data.sources.images import ImagesSource
 from slipway.components.prepare_data.sources.source import PlainReader, Reader

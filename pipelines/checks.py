@@ -1,4 +1,4 @@
-"""The checks of a run: what one is, its finding, and how a list of checks is run."""
+"""The findings of a run's checks, and how a list of checks is run."""
 
 from __future__ import annotations
 
@@ -6,56 +6,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from slipway.core import waiting
 from slipway.core.errors import UserError, internal_error
-from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.capabilities import WithRemoteChecks
 from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
-    from slipway.components.train.tuning import SearchSettings
-    from slipway.pipelines.platforms.base import Platform
+    pass
 
 SECONDS = 30.0
-Shared = TypeVar("Shared")
-
-
-@dataclass(frozen=True)
-class Context:
-    """The run to check: its configuration, platform and working folder.
-
-    `runner` is how local steps execute; `builds` is False if its pipeline is only compiled. `spent` is what the
-    training has cost before the run is resumed, in US dollars. `search` says how to search, if the training is a search
-    on the platform.
-    """
-
-    config: RunConfig
-    platform: Platform
-    rehearsal: bool = False
-    folder: Path = field(default_factory=Path.cwd)
-    runner: Literal["process", "docker"] = "process"
-    builds: bool = True
-    spent: float = 0.0
-    search: SearchSettings | None = None
-    _shared: dict[object, Any] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def shared(self, make: Callable[[RunConfig], Shared]) -> Shared:
-        """Return what `make` returns for the configuration, which all checks share."""
-        with self._lock:
-            if make not in self._shared:
-                self._shared[make] = make(self.config)
-            result: Shared = self._shared[make]
-            return result
-
-    def candidates(self) -> list[Context]:
-        """Return the context of each configuration with which the run may execute, the first one first."""
-        configs = self.platform.candidates(self.config)
-        return [replace(self, config=config, _shared={}, _lock=threading.RLock()) for config in configs]
 
 
 @dataclass(frozen=True)
@@ -76,43 +39,6 @@ class Finding:
 
 # Shows a finding.
 Show: TypeAlias = Callable[[Finding], None]
-
-
-class CheckWarning(Exception):
-    """The check cannot tell whether a run would fail; the text says what it found, `fix` what to do about it."""
-
-    def __init__(self, found: str, fix: str) -> None:
-        super().__init__(found)
-        self.fix = fix
-
-
-class NotApplicableError(Exception):
-    """The check does not apply and is skipped; the text is the reason."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check: a function that describes what it found, or raises UserError, CheckWarning or NotApplicableError.
-
-    Attributes:
-        name: What it checks.
-        run: The function.
-        of_run: Whether `slipway run` and `compile` make it, too, before anything starts.
-        remote: Whether it calls services of its platform, a `WithRemoteChecks`; then `compile` does not make it.
-        each: "hardware" or "candidate" if it depends on the hardware, or on hardware and region: it is made for each on
-            which the run may execute.
-        moves: Whether a run that fails it may execute on other hardware or in another region, and is not refused.
-        imports: The modules that it imports, besides those that all checks of the platform do, if it is remote: such
-            checks run on threads.
-    """
-
-    name: str
-    run: Callable[[Context], str]
-    of_run: bool = False
-    remote: bool = False
-    each: Literal["hardware", "candidate"] | None = None
-    moves: bool = False
-    imports: tuple[str, ...] = ()
 
 
 def examine(check: Check, context: Context) -> Finding:

@@ -50,6 +50,7 @@ class Step:
         starts_machines: Whether it starts machines on a cloud platform, which cost money; it waits for setup_access.
         settings: The sections of the configuration that it reads, if it can be run again from an earlier run.
         condition: The value of `when` with which runs have it; "" for all runs.
+        result: The function that says what it did from its outputs, as "module:function"; see `runs/results.py`.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Step:
     starts_machines: bool = False
     settings: tuple[str, ...] = ()
     condition: str = ""
+    result: str = ""
 
     def is_on(self, platform: str) -> bool:
         """Return whether a platform has the step, in its pipeline or outside of it."""
@@ -80,6 +82,7 @@ _CORE = {
             "building the image",
             outputs=("Output",),
             on={"local": (), "vertex": (Task("build-image"),), "tpu": ()},
+            result="slipway.pipelines.runs.results:build_image",
         ),
         Step(
             "setup_access",
@@ -94,12 +97,14 @@ _CORE = {
             # The step finds an existing data set, and notices that it was deleted.
             tasks=(Task("prepare-data", cached=False),),
             settings=("data", "task"),
+            result="slipway.pipelines.runs.results:prepare_data",
         ),
         Step(
             "plan_training",
             "planning the training",
             outputs=("Output",),
             tasks=(Task("plan-training"),),
+            result="slipway.pipelines.runs.results:plan_training",
         ),
         Step(
             "train",
@@ -116,6 +121,7 @@ _CORE = {
             },
             starts_machines=True,
             settings=("train", "model", "hardware"),
+            result="slipway.pipelines.runs.results:train",
         ),
         Step(
             "evaluate",
@@ -127,6 +133,7 @@ _CORE = {
                 "kubeflow": (Task("find-champion-folder", concurrent=True), _EVALUATE),
             },
             settings=("evaluate", "serve"),
+            result="slipway.pipelines.runs.results:evaluate",
         ),
         Step(
             "register_model",
@@ -137,6 +144,7 @@ _CORE = {
             tasks=(Task("register-model", cached=False),),
             on={"vertex": (Task("register-version"),)},
             settings=("register", "serve"),
+            result="slipway.pipelines.runs.results:register_model",
         ),
         Step(
             "deploy",
@@ -145,6 +153,7 @@ _CORE = {
             # A repeated step would deploy a model again that was withdrawn; `slipway deploy` continues any other.
             on={"vertex": (Task("deploy-model", retried=False),)},
             starts_machines=True,
+            result="slipway.pipelines.runs.results:deploy",
         ),
     )
 }

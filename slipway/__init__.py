@@ -15,8 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipway.pipelines.api.errors import Rejected, RunFailed
-    from slipway.pipelines.api.existing import Run, Runs
+    from slipway.pipelines.api.existing import Rejected, Run, RunFailed, Runs
     from slipway.pipelines.api.functions import (
         CrossValidation,
         check,
@@ -36,10 +35,10 @@ __all__ = [
 # The modules of the other classes; what is not named here is in `functions`.
 _MODULES = {
     "Model": "models",
-    "Rejected": "errors",
+    "Rejected": "existing",
     "Report": "notebook",
     "Run": "existing",
-    "RunFailed": "errors",
+    "RunFailed": "existing",
     "Runs": "existing",
 }
 # `from slipway import steps` asks for the attribute before it imports the module.

@@ -32,6 +32,7 @@ from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.best import BestWeights, no_validation
 from slipway.trainer.checkpoint.resume import identity, resume
 from slipway.trainer.checkpoint.store import Checkpoints, StorageUnavailable
+from slipway.trainer.checks import check_inputs
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment, refuse_empty, verify
 from slipway.trainer.distributed import cluster as clusters
@@ -48,7 +49,7 @@ from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import full_disk, of_library, storage_unavailable
 from slipway.trainer.metrics.history import Metrics, Record
 from slipway.trainer.metrics.summary import better_epoch, table
-from slipway.trainer.tasks import TASKS, check_inputs
+from slipway.trainer.tasks import TASKS
 
 # How long a replica that has finished may take to leave the others.
 CLOSE_SECONDS = 30.0

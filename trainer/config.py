@@ -25,7 +25,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
-from slipway.trainer.hooks import FUNCTION_PATTERN, Function, Loss, MetricName
+from slipway.trainer.hooks import FUNCTION_PATTERN, IN_STEP, Function, Loss, MetricName
 from slipway.trainer.optimizers import CUSTOM, OPTIMIZERS, WITH_MOMENTUM, with_momentum, with_weight_decay
 from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.stages import (
@@ -39,7 +39,7 @@ from slipway.trainer.stages import (
     check_one_length,
     with_setting,
 )
-from slipway.trainer.tasks import TaskMetric, ThresholdRule
+from slipway.trainer.tasks import TaskMetric, ThresholdRule, is_named_loss
 from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
@@ -453,6 +453,23 @@ class TrainSettings(Settings):
         if self.program is None:
             return values
         return {name: value for name, value in values.items() if name in self._applied}
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The configured functions by setting, such as train.loss or train.metrics.NAME; see `hooks.HOOKS`."""
+        functions = {
+            "train.loss": None if is_named_loss(self.loss) else self.loss,
+            "train.optimizer": self.optimizer if ":" in self.optimizer else None,
+            "train.augment.function": self.augment.function,
+            "train.on_epoch_end": self.on_epoch_end,
+        }
+        functions |= {f"train.metrics.{name}": function for name, function in self.metrics.items()}
+        return {setting: function for setting, function in functions.items() if function is not None}
+
+    @property
+    def has_functions_in_step(self) -> bool:
+        """Whether a training step calls a function of the user."""
+        return any(setting in IN_STEP for setting in self.functions)
 
     @property
     def receives_seed(self) -> bool:

@@ -15,8 +15,7 @@ from slipway.core.errors import UserError, system_error
 from slipway.core.manifest import prepare_again
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Measured, OutOfMemory, StepMetrics
-from slipway.trainer.hooks import functions
-from slipway.trainer.stages import stage_of
+from slipway.trainer.plan import stage_of
 
 
 def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
@@ -26,7 +25,7 @@ def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
         return
     step = first + int(bad[0]) + 1
     what = "not a number (NaN)" if math.isnan(metrics.losses[bad[0]]) else "infinite"
-    sources = " and ".join(["the network", *(name for name in functions(job.train).values())])
+    sources = " and ".join(["the network", *(name for name in job.train.functions.values())])
     stage = stage_of(job.train, job.plan, step - 1)
     lower, setting = f"{stage.learning_rate / 10:g}", "train.learning_rate"
     fix = f"--set train.learning_rate={lower}"
@@ -44,7 +43,7 @@ def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
 
 def check_measured(measured: Measured, job: JobConfig) -> None:
     """Raise UserError if the user's loss or a metric is NaN or infinite for the validation split."""
-    own = functions(job.train)
+    own = job.train.functions
     values = {"train.loss": measured.loss}
     values |= {f"train.metrics.{name}": value for name, value in measured.metrics.items()}
     for setting, value in values.items():

@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
-from slipway.trainer.tasks import MONITORS, NAMED_LOSS_PATTERN, is_named_loss
-
-if TYPE_CHECKING:
-    from slipway.trainer.config import TrainSettings
+from slipway.trainer.tasks import MONITORS, NAMED_LOSS_PATTERN
 
 FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 Function = Annotated[str, Field(pattern=f"^{FUNCTION_PATTERN}$")]
@@ -62,24 +59,6 @@ HOOKS = {
 }
 IN_STEP = ("train.loss", "train.optimizer", "train.augment.function")
 TORCH_OPTIMIZER = Hook(("parameters", "learning_rate"), "a torch.optim.Optimizer of all parameters")
-
-
-def functions(train: TrainSettings) -> dict[str, str]:
-    """Return the configured functions by setting, such as train.loss or train.metrics.NAME."""
-    optimizer = train.optimizer if ":" in train.optimizer else None
-    found = {
-        "train.loss": None if is_named_loss(train.loss) else train.loss,
-        "train.optimizer": optimizer,
-        "train.augment.function": train.augment.function,
-        "train.on_epoch_end": train.on_epoch_end,
-    }
-    found |= {f"train.metrics.{name}": function for name, function in train.metrics.items()}
-    return {setting: function for setting, function in found.items() if function is not None}
-
-
-def are_in_step(train: TrainSettings) -> bool:
-    """Whether a training step calls a function of the user."""
-    return any(setting in IN_STEP for setting in functions(train))
 
 
 def hook_of(setting: str, engine: str) -> Hook:

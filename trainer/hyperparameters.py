@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import Plan, TrainSettings
-from slipway.trainer.stages import Stage, stage_of
+from slipway.trainer.plan import Stage, stage_of
 
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 # Minimum NVIDIA compute capability for matrix multiplication in bfloat16 (Ampere) and in float16 (Volta).

@@ -29,7 +29,7 @@ from slipway.trainer.failures import check_finite, check_measured, too_large
 from slipway.trainer.metrics import spent
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
-from slipway.trainer.stages import stage_of
+from slipway.trainer.plan import stage_of
 from slipway.trainer.tasks import TASKS, in_words
 
 # Maximum duration of an engine call; longer calls run fewer steps than `steps_per_call`. Progress, checkpoints and stop

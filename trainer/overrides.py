@@ -10,9 +10,9 @@ from typing import Any
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
+from slipway.trainer import checks
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed import accelerators
-from slipway.trainer.engines import table
 from slipway.trainer.plan import divide
 from slipway.trainer.stages import DURATIONS, LENGTHS
 
@@ -56,7 +56,7 @@ def overridden(config: str, arguments: Sequence[str], environment: Mapping[str, 
         if valid["section"] == "train" and valid["path"] in LENGTHS:  # the settings that it replaces
             values["train"] |= {name: None if name in DURATIONS else [] for name in LENGTHS if name != valid["path"]}
     job = JobConfig.model_validate(values)
-    table.refuse(job.train)
+    checks.refuse(job.train)
     planned = accelerators.planned(environment)
     devices = max(1, planned.count) if planned else 1
     plan = divide(job.plan.replicas, devices, manifests.read(local_path(job.data)), job.train)

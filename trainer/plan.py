@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import Plan, TrainSettings
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import table
-from slipway.trainer.stages import whole_length
+from slipway.trainer.stages import ALL, Duration
 
 
 def divide(replicas: int, devices: int, manifest: Manifest, train: TrainSettings) -> Plan:
@@ -49,3 +51,41 @@ def divide(replicas: int, devices: int, manifest: Manifest, train: TrainSettings
         steps_per_epoch=steps_per_epoch,
         steps=whole_length(train, batch, steps_per_epoch),
     )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run, from step `start` (from 0) to the one before `end`, with an optimizer of its own.
+
+    `number` counts from 0; `trainable` are the patterns of the layers that it trains.
+    """
+
+    number: int
+    start: int
+    end: int
+    learning_rate: float
+    trainable: tuple[str, ...] = ALL
+
+
+def stages(train: TrainSettings, plan: Plan) -> list[Stage]:
+    """Return the stages of a run in order; without `train.stages`, the whole run is one."""
+    if not train.stages:
+        return [Stage(0, 0, plan.steps, train.learning_rate)]
+    found: list[Stage] = []
+    for number, each in enumerate(train.stages):
+        start = found[-1].end if found else 0
+        end = start + each.in_steps(train.batch_size, plan.steps_per_epoch)
+        found.append(Stage(number, start, end, each.learning_rate or train.learning_rate, each.trainable))
+    return found
+
+
+def stage_of(train: TrainSettings, plan: Plan, step: int) -> Stage:
+    """Return the stage of the step number `step` (from 0)."""
+    found = stages(train, plan)
+    return next((stage for stage in found if step < stage.end), found[-1])
+
+
+def whole_length(train: TrainSettings, batch_size: int, steps_per_epoch: int) -> int:
+    """Return the steps of a run: of `train.epochs`, `steps` or `examples`, or of all stages together."""
+    lengths = train.stages or (Duration(epochs=train.epochs, steps=train.steps, examples=train.examples),)
+    return sum(each.in_steps(batch_size, steps_per_epoch) for each in lengths)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from pydantic import ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, model_validator
 
 from slipway.core.errors import UserError, nearest
 from slipway.trainer.settings import Settings
 from slipway.trainer.weights import containers, matches
-
-if TYPE_CHECKING:
-    from slipway.trainer.config import Plan, TrainSettings
 
 DURATIONS = ("epochs", "steps", "examples")
 # The settings of `train` that set its length.
@@ -71,50 +67,12 @@ class StageSettings(Duration):
     )
 
 
-def check_one_length(settings: Duration | TrainSettings, names: Sequence[str]) -> None:
+def check_one_length(settings: BaseModel, names: Sequence[str]) -> None:
     """Raise ValueError unless exactly one of the settings `names` is set."""
     given = [name for name in names if getattr(settings, name)]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         raise ValueError(f"set exactly one of {', '.join(names[:-1])} and {names[-1]}; got {found}")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a run, from step `start` (from 0) to the one before `end`, with an optimizer of its own.
-
-    `number` counts from 0; `trainable` are the patterns of the layers that it trains.
-    """
-
-    number: int
-    start: int
-    end: int
-    learning_rate: float
-    trainable: tuple[str, ...] = ALL
-
-
-def stages(train: TrainSettings, plan: Plan) -> list[Stage]:
-    """Return the stages of a run in order; without `train.stages`, the whole run is one."""
-    if not train.stages:
-        return [Stage(0, 0, plan.steps, train.learning_rate)]
-    found: list[Stage] = []
-    for number, each in enumerate(train.stages):
-        start = found[-1].end if found else 0
-        end = start + each.in_steps(train.batch_size, plan.steps_per_epoch)
-        found.append(Stage(number, start, end, each.learning_rate or train.learning_rate, each.trainable))
-    return found
-
-
-def stage_of(train: TrainSettings, plan: Plan, step: int) -> Stage:
-    """Return the stage of the step number `step` (from 0)."""
-    found = stages(train, plan)
-    return next((stage for stage in found if step < stage.end), found[-1])
-
-
-def whole_length(train: TrainSettings, batch_size: int, steps_per_epoch: int) -> int:
-    """Return the steps of a run: of `train.epochs`, `steps` or `examples`, or of all stages together."""
-    lengths = train.stages or (Duration(epochs=train.epochs, steps=train.steps, examples=train.examples),)
-    return sum(each.in_steps(batch_size, steps_per_epoch) for each in lengths)
 
 
 def shortened(settings: Sequence[StageSettings], steps: int) -> list[dict[str, object]]:

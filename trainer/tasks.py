@@ -9,13 +9,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest, TaskName
-
-if TYPE_CHECKING:
-    from slipway.trainer.config import TrainSettings
 
 Direction = Literal["maximize", "minimize"]
 # How a decision threshold is chosen on the validation split.
@@ -155,47 +152,6 @@ def is_named_loss(loss: str | None) -> TypeGuard[str]:
     return re.fullmatch(NAMED_LOSS_PATTERN, loss or "") is not None
 
 
-def check_settings(train: TrainSettings, task: TaskName) -> None:
-    """Check that the settings apply to the task.
-
-    Raises:
-        UserError: The monitored metric is another task's, or there are class weights or mixup and no classes.
-    """
-    metric = TASKS[task].metric
-    if train.monitor not in ("loss", metric):
-        raise UserError(
-            f"The task {task} has no metric {train.monitor} to monitor.",
-            setting="train.monitor",
-            value=train.monitor,
-            allowed=f"loss, {metric}",
-            nearest=metric,
-        )
-    if train.class_weights is not None and task != "classification":
-        raise UserError(
-            f"Class weights apply to classes, and the task {task} has none.",
-            setting="train.class_weights",
-            value=train.class_weights,
-            allowed="only with the task classification",
-            fix="--set train.class_weights=null",
-        )
-    if is_named_loss(train.loss) and task != "regression":
-        raise UserError(
-            f"The loss {train.loss} is of numbers, and the task {task} has none.",
-            setting="train.loss",
-            value=train.loss,
-            allowed="null, for the cross-entropy, or module:function",
-            fix="--set train.loss=null",
-        )
-    if train.augment.mixup and task == "regression":
-        raise UserError(
-            "Mixup blends the losses for two classes or for two sets of labels, and the task regression has neither.",
-            setting="train.augment.mixup",
-            value=train.augment.mixup,
-            allowed="only with the tasks classification and multilabel",
-            fix="--set train.augment.mixup=0",
-        )
-
-
 def check_threshold(threshold: str | float | None, manifest: Manifest, setting: str, fix: str) -> None:
     """Raise UserError if a decision threshold is no such value, or set for another data set than one of two classes."""
     if threshold is None:
@@ -220,29 +176,13 @@ def check_threshold(threshold: str | float | None, manifest: Manifest, setting: 
         )
 
 
-def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
-    """Check that the settings apply to the data set's task and inputs.
-
-    Raises:
-        UserError: As `check_settings`, or images are to be augmented and there are none, or mixed up and there are
-            other inputs too.
-    """
-    check_settings(train, manifest.task)
-    check_threshold(train.threshold, manifest, "train.threshold", "--set train.threshold=null")
-    if train.augment.is_on and not manifest.has_image:
+def check_outputs(shape: Any, manifest: Manifest) -> None:
+    """Raise UserError if the outputs of one image do not have this shape."""
+    classes = len(manifest.classes)
+    if list(shape) != [1, classes]:
         raise UserError(
-            f"Augmentation changes images, and the inputs of {manifest.name} have no image.",
-            setting="train.augment",
-            value=train.augment.model_dump(exclude_defaults=True),
-            allowed="only with an input image",
-            fix="--set train.augment='{}'",
-        )
-    if train.augment.mixup and not manifest.is_image_only:
-        others = ", ".join(name for name in manifest.all_inputs if name != "image")
-        raise UserError(
-            f"Mixup blends whole examples, and {manifest.name} has inputs other than one image: {others}.",
-            setting="train.augment.mixup",
-            value=train.augment.mixup,
-            allowed="only where the image is the one input",
-            fix="--set train.augment.mixup=0, or --set data.inputs='[image]'",
+            f"The exported network returns [batch, {', '.join(map(str, list(shape)[1:]))}]; the data set has "
+            f"{classes} classes.",
+            allowed="a network from images to one output per class",
+            fix=f"end in a layer of {classes} units",
         )

@@ -9,8 +9,9 @@ from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.core.paths import DATA_VARIABLE
-from slipway.trainer import launch
+from slipway.trainer import checks, launch
 from slipway.trainer.checkpoint.best import no_validation
+from slipway.trainer.checks import check_inputs
 from slipway.trainer.config import SEED, JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.distributed import nccl
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
@@ -20,9 +21,7 @@ from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 from slipway.trainer.metrics.trial import METRIC_VARIABLE
-from slipway.trainer.plan import divide
-from slipway.trainer.stages import stages
-from slipway.trainer.tasks import check_inputs
+from slipway.trainer.plan import divide, stages
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Bytes of a training step per element of a layer's output: the float, its gradient and about as much workspace.
@@ -66,7 +65,7 @@ def plan_training(
             _with_container(pools, _own_container(train, data), image, train, hosts, devices, metric), None
         )
     assert model is not None and manifest is not None  # a run's configuration has these, or a program
-    table.refuse(train)
+    checks.refuse(train)
     check_inputs(train, manifest)
     class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")

@@ -1,4 +1,4 @@
-"""Errors as Python's callers see them: `RunFailed`, `Rejected`, and fixes worded as calls instead of commands."""
+"""Errors as Python's callers see them: `Interrupted`, and fixes worded as calls instead of commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from slipway.core.errors import UserError
-
-if TYPE_CHECKING:
-    from slipway.pipelines.api.existing import Run
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -27,18 +24,6 @@ _RUN = re.compile(rf"slipway (run --resume|status|cancel|explain) ({_VALUE})")
 _PLAIN = re.compile(r"slipway (list|doctor)(?=$|[,;:.]| (?!-))")
 _CALLS = {"list": "slipway.runs()", "doctor": "slipway.check()"}
 _METHODS = {"run --resume": ".resume()", "status": "", "cancel": ".cancel()", "explain": ".error"}
-
-
-class RunFailed(UserError):
-    """A run failed; `run` is the run, and the message says which step failed, and why."""
-
-    run: Run
-
-
-class Rejected(UserError):
-    """The run's model was not promoted, although `require_promotion` was set; `run` is the run."""
-
-    run: Run
 
 
 class Interrupted(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject, leaves
 from slipway.pipelines.api import starting
-from slipway.pipelines.api.errors import Interrupted, Rejected, RunFailed, in_python, public
+from slipway.pipelines.api.errors import Interrupted, in_python, public
 from slipway.pipelines.api.notebook import Report, display_of, runs_table, show_line, summary_html
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.platforms.table import platform_of
@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from slipway.pipelines.api.models import Model
 
 POLL_SECONDS = 0.5
+
+
+class RunFailed(UserError):
+    """A run failed; `run` is the run, and the message says which step failed, and why."""
+
+    run: Run
+
+
+class Rejected(UserError):
+    """The run's model was not promoted, although `require_promotion` was set; `run` is the run."""
+
+    run: Run
 
 
 class Run:
@@ -291,9 +303,7 @@ class Run:
             UserError: It is running, or has succeeded, or a setting cannot be changed.
             RunFailed: It failed again.
         """
-        from slipway.pipelines.api.functions import overrides
-
-        with starting.resumed(self._folder, overrides(settings), None, show_line) as ready:
+        with starting.resumed(self._folder, starting.overrides(settings), None, show_line) as ready:
             start(ready)
         return self._waited() if wait else self
 
@@ -321,11 +331,9 @@ class Run:
             UserError: The run is on another platform, has no such step, or has not what the step needs.
             RunFailed: The new run failed.
         """
-        from slipway.pipelines.api.functions import overrides
-
         if only is None and from_step is None:
             raise UserError("rerun needs only or from_step.", fix='run.rerun(only="evaluate")')
-        with starting.rerun(self._folder, only, from_step, overrides(settings), None) as ready:
+        with starting.rerun(self._folder, only, from_step, starting.overrides(settings), None) as ready:
             start(ready)
             new = Run(ready.folder)
         return new._waited() if wait else new

@@ -208,8 +208,8 @@ def check(
     Raises:
         UserError: The configuration or a setting is not valid.
     """
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.doctor import examine_all
+    from slipway.pipelines.platforms.base import Context
 
     loaded = _loaded(configuration, settings, hardware, model, program)
     return Findings(examine_all(Context(loaded, platform_of(target), False, Path.cwd())))
@@ -236,50 +236,6 @@ def model(name: str | os.PathLike[str] | None = None) -> Model:
     return Model.find(None if name is None else os.fspath(name))
 
 
-def overrides(settings: Settings | None) -> list[str]:
-    """Return settings as texts "dotted.name=value" in YAML.
-
-    Raises:
-        UserError: A value has no form in YAML.
-    """
-    import yaml
-
-    changes = []
-    for name, value in (settings or {}).items():
-        if hasattr(value, "to_parquet"):
-            raise UserError(
-                f"The setting {name} is a DataFrame, which another process does not have.",
-                setting=str(name),
-                value=type(value).__name__,
-                allowed="a source, such as parquet:FILE or csv:FILE",
-                fix=f'df.to_parquet("data.parquet"), and {{"{name}": "parquet:data.parquet"}}',
-            )
-        try:
-            text = yaml.safe_dump(_plain(value), default_flow_style=True, width=2**31, allow_unicode=True)
-        except yaml.YAMLError:
-            raise UserError(
-                f"The setting {name} is {type(value).__name__}, which a configuration cannot contain.",
-                setting=str(name),
-                value=repr(value),
-                allowed="a number, a text, a truth value, None, or a list or dict of these",
-            ) from None
-        changes.append(f"{name}={text.removesuffix('...' + chr(10)).strip()}")
-    return changes
-
-
-def _plain(value: Any) -> Any:
-    """Return a value without NumPy's types: np.float32(0.002) is 0.002, not 0.0020000000949949026."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, Path):
-        return str(value)
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return float(str(value)) if value.dtype.kind == "f" and value.ndim == 0 else value.tolist()
-    return value
-
-
 def _sources(
     configuration: Configuration, settings: Settings | None, model: Code | None, program: Code | None
 ) -> tuple[Path, list[str]]:
@@ -293,7 +249,7 @@ def _sources(
         changes["train.module"] = _reference(program, include, program=True).partition(":")[0]
     if include:
         changes["build.include"] = [*_included(path), *include]
-    return path, overrides(changes)
+    return path, starting.overrides(changes)
 
 
 def _included(path: Path) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines.options import Runner, check_runner
@@ -58,8 +58,8 @@ def check(
     Raises:
         UserError: A check failed.
     """
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.doctor import refuse_on_failure
+    from slipway.pipelines.platforms.base import Context
 
     if say is not None and remote(target):
         say(f"checking the run for {platform_of(target).title}")
@@ -271,3 +271,47 @@ def _build_trainer(ready: Ready, say: Say) -> None:
         if isinstance(error, WorkFailed):
             raise UserError(f"{error.message}\n{tail}", fix="see the end of the builder's output above") from None
         raise
+
+
+def overrides(settings: Mapping[str, Any] | None) -> list[str]:
+    """Return settings as texts "dotted.name=value" in YAML.
+
+    Raises:
+        UserError: A value has no form in YAML.
+    """
+    import yaml
+
+    changes = []
+    for name, value in (settings or {}).items():
+        if hasattr(value, "to_parquet"):
+            raise UserError(
+                f"The setting {name} is a DataFrame, which another process does not have.",
+                setting=str(name),
+                value=type(value).__name__,
+                allowed="a source, such as parquet:FILE or csv:FILE",
+                fix=f'df.to_parquet("data.parquet"), and {{"{name}": "parquet:data.parquet"}}',
+            )
+        try:
+            text = yaml.safe_dump(_plain(value), default_flow_style=True, width=2**31, allow_unicode=True)
+        except yaml.YAMLError:
+            raise UserError(
+                f"The setting {name} is {type(value).__name__}, which a configuration cannot contain.",
+                setting=str(name),
+                value=repr(value),
+                allowed="a number, a text, a truth value, None, or a list or dict of these",
+            ) from None
+        changes.append(f"{name}={text.removesuffix('...' + chr(10)).strip()}")
+    return changes
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without NumPy's types: np.float32(0.002) is 0.002, not 0.0020000000949949026."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return float(str(value)) if value.dtype.kind == "f" and value.ndim == 0 else value.tolist()
+    return value

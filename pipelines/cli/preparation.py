@@ -49,8 +49,8 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.doctor import checks_of, examine_all
+    from slipway.pipelines.platforms.base import Context
 
     configuration = configured(file, config, overrides, hardware)
     check_runner_on(target, runner)

@@ -22,9 +22,9 @@ from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
 from slipway.serving.settings import ServeSettings
+from slipway.trainer.checks import check_settings
 from slipway.trainer.config import ModelSettings, TrainSettings
 from slipway.trainer.settings import Settings
-from slipway.trainer.tasks import check_settings
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
@@ -149,8 +149,8 @@ class RunConfig(Settings, defer_build=True):
 
     @model_validator(mode="after")
     def _one_program(self) -> RunConfig:
-        check_program(self)
-        check_evaluation(self)
+        check_program(self.train, self.model, self.data)
+        check_evaluation(self.evaluate, self.train, self.task)
         if condition := extensions.conditions().get(self.when):
             extensions.load(condition.check)(self)
         if self.model is not None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slipway import extensions
-from slipway.pipelines.checks import Check, Context, Finding, Show, examine, examine_in_parallel, refuse
+from slipway.pipelines.checks import Finding, Show, examine, examine_in_parallel, refuse
 from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
-from slipway.pipelines.platforms.base import Platform
+from slipway.pipelines.platforms.base import Check, Context, Platform
 
 GENERAL = (
     Check("python", machine.python_version),

@@ -10,14 +10,14 @@ from slipway.core.dsse import read_key
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.locations import locations
 from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
-from slipway.pipelines.platforms.base import RemotePlatform
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError, RemotePlatform
 from slipway.pipelines.runs.budget import check_month
+from slipway.trainer import checks
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns
@@ -64,7 +64,7 @@ def training_engine(context: Context) -> str:
     trains_here, evaluates_here = platform.trains_here, not isinstance(platform, RemotePlatform)
     if not own_data and (trains_here or (evaluates_here and not table.ENGINES[train.engine].exports_saved_model)):
         installed.verify(train.engine)
-    table.refuse(train)
+    checks.refuse(train)
     image = train.image or platform.image(context.config)
     check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
     if own_data:

@@ -11,8 +11,8 @@ from pathlib import Path
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
 from slipway.core.paths import require_utf8
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware import this_machine
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.runs.provenance import version_of
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import installed

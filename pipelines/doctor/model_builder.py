@@ -11,8 +11,8 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import is_remote
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import prepared_data
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.trainer import hooks
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.engines.builder import check_signature, module_spec
@@ -30,7 +30,7 @@ def model_builder(context: Context) -> str:
     found = f"{model.builder} in {source}"
     if model.weights is not None and not is_remote(model.weights.file):
         found += f", weights in {find(model.weights)}"
-    for setting, function in hooks.functions(context.config.train).items():
+    for setting, function in context.config.train.functions.items():
         source, signature = _function(function, setting, context.folder)
         if signature is not None:
             hooks.check_signature(setting, function, signature, context.config.train.engine)

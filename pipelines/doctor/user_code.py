@@ -14,10 +14,9 @@ from pathlib import Path
 
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.programs.outputs import imported_packages, literal_metrics, missing_outputs, occurring
 from slipway.pipelines.programs.source import SourceFile, read_program
-from slipway.trainer import hooks
 from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.installed import extras
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
@@ -32,7 +31,7 @@ OUTPUT_OPTION = re.compile(r"--[\w-]*(out|save|export|model)[\w-]*")
 def imports(context: Context) -> str:
     """The user's modules are Python and, for a run on this machine, can be imported: in a process of its own."""
     config = context.config
-    functions = hooks.functions(config.train)
+    functions = config.train.functions
     references = {
         "model.builder": config.model.builder if config.model else None,
         **functions,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.table import Step, Task
 
 if TYPE_CHECKING:
@@ -22,7 +23,15 @@ STEP = Step(
     outputs=("Output", "page"),
     tasks=(Task("check-drift", image="evaluation"),),
     condition=DRIFT,
+    result="slipway.pipelines.drift.condition:result",
 )
+
+
+def result(outputs: JsonObject, *, judged: bool) -> str:  # noqa: ARG001
+    """Return what the step found out, in a few words."""
+    if "reason" not in outputs:
+        return ""
+    return str(outputs["reason"]) + ("" if outputs["decision"] == DRIFT else ": the run ends here")
 
 
 def check(config: RunConfig) -> None:

@@ -10,8 +10,8 @@ from slipway.pipelines.platforms.capabilities import WithRemoteChecks
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.platforms.base import Context
 
 
 class WithProject(WithRemoteChecks):

@@ -23,7 +23,7 @@ from slipway.trainer.engines.installed import is_installed, package
 from slipway.trainer.engines.jax import ahead as jax_ahead
 from slipway.trainer.engines.jax.ahead import Topology
 from slipway.trainer.engines.pytorch import ahead as pytorch_ahead
-from slipway.trainer.stages import whole_length
+from slipway.trainer.plan import whole_length
 
 # The modules that compile for each, and the extra that installs them.
 COMPILERS = {

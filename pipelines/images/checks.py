@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slipway.pipelines.checks import Check, Context, NotApplicableError
 from slipway.pipelines.images.local import LocalImages
 from slipway.pipelines.images.platform import WithImages
+from slipway.pipelines.platforms.base import Check, Context, NotApplicableError
 
 
 def image_context(context: Context) -> str:

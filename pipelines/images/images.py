@@ -17,7 +17,6 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.engines.builder import module_spec
-from slipway.trainer.hooks import functions
 
 SOURCE_TREE = Path(__file__).parents[3]
 Say = Callable[[str], None]
@@ -119,7 +118,7 @@ def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
     trained = None if config.train.image else config.train.module  # an image of one's own contains it
     programs = (config.model and config.model.builder, trained, config.evaluate.module, config.serve.module)
-    used = (*programs, *functions(config.train).values(), *config.evaluate.slice_functions)
+    used = (*programs, *config.train.functions.values(), *config.evaluate.slice_functions)
     names = [name for name in used if name]
     if config.prepared and not source_kind(config.prepared.source).prefix:
         names.append(config.prepared.source)

@@ -8,9 +8,9 @@ from typing import Any
 from slipway.components.build_image.images import BEAM_BOOT, BEAM_LABEL, BEAM_SDK, beam_version
 from slipway.core.errors import UserError
 from slipway.core.image_reference import ImageReference
-from slipway.pipelines.checks import CheckWarning, NotApplicableError
 from slipway.pipelines.hardware.placement import IMAGE_PYTHON
 from slipway.pipelines.images.images import SOURCE_TREE
+from slipway.pipelines.platforms.base import CheckWarning, NotApplicableError
 from slipway.trainer.distributed.verification import DRIVER_FOLDER
 
 # The driver's libraries and programs, as in containers/Dockerfile.

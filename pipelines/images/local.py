@@ -18,7 +18,7 @@ from slipway.pipelines.platforms.local.containers import docker_client, has_gpus
 from slipway.pipelines.runs.record import RunFolder
 
 if TYPE_CHECKING:
-    from slipway.pipelines.checks import Context
+    from slipway.pipelines.platforms.base import Context
 
 
 class LocalImages(WithImages):

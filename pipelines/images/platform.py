@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.images import Wanted
-    from slipway.pipelines.platforms.base import Say
+    from slipway.pipelines.platforms.base import Context, Say
 
 
 class WithImages(ABC):

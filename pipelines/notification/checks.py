@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from slipway.components.notify.settings import NotifySettings
-from slipway.pipelines.checks import Check, Context, NotApplicableError
 from slipway.pipelines.notification.platform import WithNotification
-from slipway.pipelines.platforms.base import RemotePlatform
+from slipway.pipelines.platforms.base import Check, Context, NotApplicableError, RemotePlatform
 
 
 def notification(context: Context) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from slipway.core.errors import UserError
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.platforms.base import Say
+    from slipway.pipelines.platforms.base import Context, Say
     from slipway.pipelines.platforms.steps import PlatformSteps
 
 

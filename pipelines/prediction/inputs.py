@@ -239,7 +239,8 @@ class Instances(Part):
                 yield number, text
 
     def _instance(self, number: int, line: bytes, key: str | None) -> tuple[str, Any]:
-        from slipway.serving.instances import BadRequest, parse
+        from slipway.serving.instances import parse
+        from slipway.serving.kinds import BadRequest
 
         name = f"{self.name}line {number}"
         try:

@@ -102,6 +102,7 @@ def groups(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def chunk_of(model: Model, examples: list[tuple[str, Any]]) -> Chunk:
     """Return examples, each a key and an instance or a fault, as a chunk."""
     from slipway.serving import instances
+    from slipway.serving.kinds import BadRequest
 
     rows, faults = [], {}
     for index, (_, instance) in enumerate(examples):
@@ -110,11 +111,11 @@ def chunk_of(model: Model, examples: list[tuple[str, Any]]) -> Chunk:
             continue
         try:
             rows.append(instance if model.is_custom else instances.row(model, instance))
-        except instances.BadRequest as error:
+        except BadRequest as error:
             faults[index] = fault(model, error.field, error.problem)
     try:
         arrays = instances.arrays(model, rows) if model.is_custom else instances.stack(model, rows)
-    except instances.BadRequest as error:  # lists of different lengths, each of which the model accepts
+    except BadRequest as error:  # lists of different lengths, each of which the model accepts
         raise UserError(
             f"{error.field}: {error.problem}.", setting="--batch-size", value=len(rows), fix="--batch-size 1"
         ) from None

@@ -12,6 +12,7 @@ from slipway.core.errors import UserError
 from slipway.core.noise import without_native_stderr
 from slipway.pipelines.prediction.parts import Chunk
 from slipway.serving import instances
+from slipway.serving.kinds import BadRequest
 from slipway.serving.model import Model, Outputs
 
 # The next chunk's Python code runs while the library computes.
@@ -76,7 +77,7 @@ def _answers(model: Model, chunk: Chunk) -> Answers:
     except Exception as error:  # a failing model may raise anything
         raise UserError(f"The model in {model.folder} does not run: {instances.sentence(error)}.") from error
     for index, fault in faults.items():
-        text = fault.problem if isinstance(fault, instances.BadRequest) else f"The model failed: {fault}"
+        text = fault.problem if isinstance(fault, BadRequest) else f"The model failed: {fault}"
         errors[sound[index]] = text
     texts = frozenset(model.source(name) for name, each in model.inputs.items() if each.words)
     return Answers(chunk.keys, outputs, errors, model.unknown(chunk.arrays), texts)

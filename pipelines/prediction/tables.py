@@ -73,7 +73,7 @@ class _Rows:
 
     def chunks(self, batch: Batch, size: int) -> Iterator[Chunk]:
         from slipway.serving import tables
-        from slipway.serving.instances import BadRequest
+        from slipway.serving.kinds import BadRequest
 
         columns = {name: batch.columns[at] for name, at in self.columns.items()}
         try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from slipway import extensions
 from slipway.core.formatting import number
-from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 from slipway.pipelines.table import STEPS
 
@@ -162,44 +162,6 @@ def step_line(step: StepRecord, *, judged: bool) -> str:
 
 def outcome(step: StepRecord, *, judged: bool) -> str:
     """Return a short description of a step's result."""
-    outputs = step.outputs
-    text = ""
-    if step.name == "build_image" and "image" in outputs:
-        text = outputs["image"]
-    elif step.name == "prepare_data" and "examples" in outputs:
-        counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
-        text = f"{counts} examples in {short(outputs['dataset'])}"
-        text += f"; {outputs['skipped']}" if outputs.get("skipped") else ""
-    elif step.name == "check_drift" and "reason" in outputs:
-        text = outputs["reason"] + ("" if outputs["decision"] == "drift" else ": the run ends here")
-    elif step.name == "plan_training" and "steps" in outputs:
-        replicas = outputs["replicas"]
-        each = outputs["batch_per_replica"]
-        share = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
-        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{share}"
-    elif step.name == "plan_training" and "program" in outputs:
-        text = f"{outputs['program']} in every replica"
-    elif step.name == "train" and outputs.get("rehearsed_steps"):
-        text = f"ended after {outputs['rehearsed_steps']:,} steps"
-    elif step.name == "train" and outputs.get("validation"):
-        measured = sorted(outputs["validation"].items(), key=lambda figure: figure[0] != "accuracy")
-        text = "validation " + ", ".join(f"{name} {number(value)}" for name, value in measured)
-        restarts = len(outputs.get("restarts", []))
-        text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-        tuned = ", ".join(f"{name} {value}" for name, value in outputs.get("parameters", {}).items())
-        text += f" of trial {outputs['trial']}: {tuned}" if tuned else ""
-    elif step.name == "evaluate" and "metrics" in outputs:
-        metric = outputs.get("metric", "accuracy")
-        text = f"{metric} {number(outputs['metrics'][metric])}"
-        if (baseline := (outputs.get("baseline_metrics") or {}).get(metric)) is not None:
-            text += f" (baseline {number(baseline)})"
-        text += f": {outputs['verdict']['decision']}" if judged else ""
-    elif step.name == "register_model" and "model" in outputs:
-        place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
-        text = f"{short(outputs['model'])}, {place}"
-        text += "" if outputs.get("checked", True) else " (unchecked: the gate has no limit)"
-    elif step.name == "deploy" and "version" in outputs:
-        text = outputs["version"] or "not deployed: not the champion"
-    if step.reused:
-        text = f"{text} (reused)".lstrip()
-    return text
+    row = STEPS.get(step.name)
+    text = str(extensions.load(row.result)(step.outputs, judged=judged)) if row and row.result else ""
+    return f"{text} (reused)".lstrip() if step.reused else text

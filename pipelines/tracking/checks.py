@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
+from slipway.pipelines.platforms.base import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.tracking.settings import TrackSettings
 from slipway.pipelines.tracking.tracking import tracker_of
 

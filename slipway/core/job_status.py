@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from slipway.core.events import STATUS_URL_VARIABLE
-
+URL_VARIABLE = "KUBEFLOW_TRAINER_STATUS_URL"
 AUTHORITY_VARIABLE = "KUBEFLOW_TRAINER_STATUS_CA_CERT"
 TOKEN_VARIABLE = "KUBEFLOW_TRAINER_STATUS_TOKEN"
 # Between two reports, and until one is given up.
@@ -74,7 +73,7 @@ class Reporter:
 def _post(content: Mapping[str, object]) -> None:
     token = Path(os.environ[TOKEN_VARIABLE]).read_text().strip()  # it is renewed while the pod is running
     request = urllib.request.Request(
-        os.environ[STATUS_URL_VARIABLE],
+        os.environ[URL_VARIABLE],
         json.dumps(content).encode(),
         {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
     )

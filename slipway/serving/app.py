@@ -34,8 +34,8 @@ from slipway.core.values import JsonObject
 from slipway.serving import connections, instances
 from slipway.serving import model as models
 from slipway.serving.batching import Batcher, Busy, Stopping
-from slipway.serving.instances import BadRequest, ModelFailed
-from slipway.serving.kinds import KINDS
+from slipway.serving.instances import ModelFailed
+from slipway.serving.kinds import KINDS, BadRequest
 from slipway.serving.model import Model, NotServable
 from slipway.serving.sampling import RequestLog
 from slipway.serving.settings import ServerSettings
@@ -293,11 +293,11 @@ class Server:
         try:
             found = unpack.decompress(body, self.settings.max_body + 1)
         except zlib.error:
-            raise instances.BadRequest("The body is not gzip, as its content encoding says") from None
+            raise BadRequest("The body is not gzip, as its content encoding says") from None
         if len(found) > self.settings.max_body:
             raise self._too_large()
         if not unpack.eof:
-            raise instances.BadRequest("The body is gzip that is cut short")
+            raise BadRequest("The body is gzip that is cut short")
         self._bodies += len(found) - len(body)
         return found
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from slipway.core.images import BadImage
 from slipway.serving import instances
-from slipway.serving.instances import BadRequest, ModelFailed
-from slipway.serving.kinds import image_size
+from slipway.serving.instances import ModelFailed
+from slipway.serving.kinds import BadRequest, image_size
 from slipway.serving.model import Arrays, Model
 from slipway.serving.settings import Limits
 

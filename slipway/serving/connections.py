@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -24,8 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-if TYPE_CHECKING:
-    from slipway.serving.app import Server
+from slipway.serving.settings import ServerSettings
 
 # File descriptors that are not for connections: the model's files, the log, libraries.
 RESERVED_DESCRIPTORS = 64
@@ -38,6 +37,20 @@ STOP_SECONDS = 5.0
 DRAIN_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    """What connections use of `slipway.serving.app.Server`."""
+
+    settings: ServerSettings
+    stopping: bool
+
+    @property
+    def refusal(self) -> Any:
+        """Why the server does not start; None if it does."""
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
 
 
 class _Waiting:

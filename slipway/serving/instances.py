@@ -28,7 +28,7 @@ from slipway.core.errors import nearest
 from slipway.core.formatting import brief
 from slipway.core.manifest import Input, SignatureName
 from slipway.core.values import JsonObject
-from slipway.serving.kinds import KINDS, Field, checked, needs_conversion, noun
+from slipway.serving.kinds import KINDS, BadRequest, Field, array_of, checked, needs_conversion, noun, objects
 from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Model, Outputs
 from slipway.trainer.tasks import TASKS
 
@@ -47,22 +47,6 @@ MAX_CHARACTERS = 200
 _OPERATION = re.compile(r"\{\{.*?\}\}|\[Op:\w+\].*")
 
 Row = Mapping[SignatureName, Any]
-
-
-class BadRequest(Exception):
-    """A request that cannot be answered, with the index of the instance and the name of the input at fault.
-
-    The text states the problem in full.
-    """
-
-    def __init__(self, problem: str, instance: int | None = None, field: str | None = None) -> None:
-        place = "" if instance is None else f"instances[{instance}]"
-        place += f".{field}" if field and place else ""
-        super().__init__(f"{place}: {problem}." if place else f"{problem}.")
-        self.problem, self.instance, self.field = problem, instance, field
-
-    def as_dict(self) -> JsonObject:
-        return {"message": str(self), "problem": self.problem, "instance": self.instance, "field": self.field}
 
 
 class ModelFailed(Exception):
@@ -159,7 +143,7 @@ def arrays(model: Model, instances: Sequence[Any]) -> dict[SignatureName, NDArra
         BadRequest: An instance does not fit the model's inputs, or an image is not valid.
     """
     if model.is_custom:
-        return {INSTANCES: _objects(instances)}
+        return {INSTANCES: objects(instances)}
     return stack(model, [row(model, instance, index) for index, instance in enumerate(instances)])
 
 
@@ -210,24 +194,6 @@ def stack(model: Model, rows: Sequence[Row]) -> dict[SignatureName, NDArray[Any]
             raise BadRequest(
                 "The instances have values of different shapes", len(rows) - 1, model.source(name)
             ) from None
-    return found
-
-
-def array_of(each: Field, values: Sequence[Any]) -> NDArray[Any]:
-    """Return an input's values as an array, [examples, …].
-
-    Raises:
-        ValueError: They have different shapes.
-    """
-    return _objects(values) if each.dtype == object and not each.shape else np.array(values, each.dtype)
-
-
-def _objects(values: Sequence[Any]) -> NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    found = np.empty(len(values), object)
-    for index, value in enumerate(values):  # of lists, NumPy would make rows
-        found[index] = value
     return found
 
 

@@ -9,7 +9,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -20,7 +20,7 @@ from slipway.core import images
 from slipway.core.dates import EPOCH, PATTERNS, Order
 from slipway.core.formatted import NumberFormat, plain_number, spellings
 from slipway.core.manifest import Input
-from slipway.core.values import DECIMAL, MAX_PIXELS, TRUTHS, canonical, is_missing, parts_of, text_of
+from slipway.core.values import DECIMAL, MAX_PIXELS, TRUTHS, JsonObject, canonical, is_missing, parts_of, text_of
 from slipway.core.words import has_unknown_words
 
 PNG_START, PNG_SIZE = images.PNG_START + b"\0\0\0\x0dIHDR", struct.Struct(">II")
@@ -342,3 +342,38 @@ KINDS: dict[Kind, InputKind] = {
     "text": InputKind("string", _category, is_text=True, is_long=True),
     "other": InputKind("", _other),  # of a SavedModel that Slipway did not export
 }
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered, with the index of the instance and the name of the input at fault.
+
+    The text states the problem in full.
+    """
+
+    def __init__(self, problem: str, instance: int | None = None, field: str | None = None) -> None:
+        place = "" if instance is None else f"instances[{instance}]"
+        place += f".{field}" if field and place else ""
+        super().__init__(f"{place}: {problem}." if place else f"{problem}.")
+        self.problem, self.instance, self.field = problem, instance, field
+
+    def as_dict(self) -> JsonObject:
+        return {"message": str(self), "problem": self.problem, "instance": self.instance, "field": self.field}
+
+
+def array_of(each: Field, values: Sequence[Any]) -> NDArray[Any]:
+    """Return an input's values as an array, [examples, …].
+
+    Raises:
+        ValueError: They have different shapes.
+    """
+    return objects(values) if each.dtype == object and not each.shape else np.array(values, each.dtype)
+
+
+def objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return values as an array of objects, also of lists."""
+    if isinstance(values, np.ndarray):
+        return values
+    found = np.empty(len(values), object)
+    for index, value in enumerate(values):  # of lists, NumPy would make rows
+        found[index] = value
+    return found

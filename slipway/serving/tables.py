@@ -18,8 +18,7 @@ from slipway.core.manifest import SignatureName
 from slipway.core.tables.batch import regrouped
 from slipway.core.tables.cells import plain_cells
 from slipway.core.tables.csv_file import CsvFile
-from slipway.serving.instances import BadRequest, array_of
-from slipway.serving.kinds import KINDS, LARGEST, Field, checked, of_cell
+from slipway.serving.kinds import KINDS, LARGEST, BadRequest, Field, array_of, checked, of_cell
 from slipway.serving.model import INSTANCES, Model
 
 # What `of_cell` reads as a number and Arrow as well, to find the other texts of a column.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import hooks
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.failures import check_finite, check_measured
 from tests.engines.conftest import Bench
@@ -86,7 +85,7 @@ def test_metrics_are_means_over_the_validation_split(bench: Bench) -> None:
 def test_wrong_functions_are_told_before_the_training(bench: Bench, settings: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem) as error:
         bench.engine(bench.job(**settings))
-    assert error.value.setting in hooks.functions(TrainSettings(epochs=1, **settings))
+    assert error.value.setting in TrainSettings(epochs=1, **settings).functions
 
 
 def test_values_that_are_not_finite_name_the_function(bench: Bench) -> None:

@@ -87,7 +87,7 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.data.features import blank, each
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.engines.pytorch.engine import PyTorchEngine, _labels
-from slipway.trainer.engines.pytorch.export import tensors
+from slipway.trainer.engines.pytorch.tensors import tensors
 job = JobConfig.model_validate_json(sys.argv[1])
 engine, manifest = PyTorchEngine(), manifests.read(Path(job.data))
 engine.open(clusters.read({}))

@@ -42,6 +42,15 @@ def test_the_core_imports_no_extension_and_these_only_what_they_require(graph: g
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_module_imports_itself_by_way_of_others(graph: grimp.ImportGraph) -> None:
+    """What is left when modules that import nothing more are removed again and again are circles."""
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while free := [module for module, others in imports.items() if not others & imports.keys()]:
+        for module in free:
+            del imports[module]
+    assert not imports, imports
+
+
 def test_extensions_do_not_require_each_other_in_circles() -> None:
     left = {row.name: set(row.requires) for row in ROWS.values()}
     while left:

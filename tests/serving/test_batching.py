@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from slipway.serving.batching import Batcher, Busy, Stopping
-from slipway.serving.instances import BadRequest, ModelFailed
-from slipway.serving.kinds import Field
+from slipway.serving.instances import ModelFailed
+from slipway.serving.kinds import BadRequest, Field
 from slipway.serving.model import Model
 from slipway.serving.settings import Limits
 from tests.serving.conftest import assert_predictions_equal

@@ -17,8 +17,7 @@ from slipway.components.prepare_data.encoding.image import encode_png
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.serving import instances, model
-from slipway.serving.instances import BadRequest
-from slipway.serving.kinds import Field, checked, image_fault, of_cell
+from slipway.serving.kinds import BadRequest, Field, checked, image_fault, of_cell
 from slipway.serving.model import Model
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 

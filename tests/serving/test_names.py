@@ -10,8 +10,7 @@ import pytest
 
 from slipway.core.manifest import Input, SignatureName, signature_names
 from slipway.serving import instances, tables
-from slipway.serving.instances import BadRequest
-from slipway.serving.kinds import Field
+from slipway.serving.kinds import BadRequest, Field
 from slipway.serving.model import Model
 
 

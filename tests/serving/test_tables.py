@@ -10,8 +10,7 @@ import pyarrow
 import pytest
 
 from slipway.serving import instances, tables
-from slipway.serving.instances import BadRequest
-from slipway.serving.kinds import Field, checked, of_cell
+from slipway.serving.kinds import BadRequest, Field, array_of, checked, of_cell
 from slipway.serving.model import Model
 from tests.serving.conftest import HOUSE_PRICE
 
@@ -70,7 +69,7 @@ def test_columns_have_the_values_and_faults_of_their_cells(name: str) -> None:
         assert problems.keys() == faults.keys()
         assert len(found["it"]) == len(values)
         if values:
-            np.testing.assert_array_equal(found["it"], instances.array_of(each, values))
+            np.testing.assert_array_equal(found["it"], array_of(each, values))
         assert found["it"].dtype == each.dtype
     assert all(error.field == "it" for error in problems.values())
 

@@ -14,7 +14,8 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig, TrainSettings
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.hyperparameters import rates
-from slipway.trainer.stages import shortened, whole_length
+from slipway.trainer.plan import whole_length
+from slipway.trainer.stages import shortened
 from tests.trainer.staged_runs import STAGES, check
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")

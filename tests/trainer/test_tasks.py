@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.trainer.checks import check_inputs, check_settings
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.tasks import check_inputs, check_settings
 from tests.trainer import feature_sets
 from tests.trainer.conftest import Workers, job, manifest_of
 

@@ -24,7 +24,7 @@ def load(train: TrainSettings, setting: str) -> Callable[..., Any]:
     Raises:
         UserError: It does not exist.
     """
-    name, contract = hooks.functions(train)[setting], str(hooks.hook_of(setting, train.engine))
+    name, contract = train.functions[setting], str(hooks.hook_of(setting, train.engine))
     function = builder.load(name, setting, contract)
 
     def called(*arguments: Any) -> Any:
@@ -106,7 +106,7 @@ def augmentation(train: TrainSettings, manifest: Manifest) -> Custom | None:
 
 def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str) -> UserError:
     """Return the error for a function that returns `found`."""
-    name, shape = hooks.functions(train)[setting], getattr(found, "shape", None)
+    name, shape = train.functions[setting], getattr(found, "shape", None)
     given = type(found).__name__ if shape is None else f"values of shape {list(shape)}"
     return UserError(
         f"The function {name} returns {given} instead of {wanted}.",

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from slipway.core.errors import UserError
 from slipway.trainer.optimizers import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from slipway.trainer.config import TrainSettings
 
 SAVED_MODEL_FILE = "saved_model.pb"
 # TensorFlow reaches TPUs from v5e on, those that are chosen by topology, through PJRT:
@@ -179,24 +175,3 @@ def model_files() -> list[str]:
 def readers(engine: str, replicas: int, devices: int) -> int:
     """Return how many processes read the data set, with `devices` per replica (0: only CPUs)."""
     return replicas * max(1, devices) if ENGINES[engine].one_device_per_process else replicas
-
-
-def refuse(train: TrainSettings) -> None:
-    """Check that the engine supports the settings.
-
-    Raises:
-        UserError: It does not support one.
-    """
-    for row in ENGINES[train.engine].unsupported:
-        value: Any = train
-        for name in row.setting.split("."):
-            value = getattr(value, name)
-        if row.is_requested(value):
-            raise UserError(
-                f"The engine {train.engine} {row.why}.",
-                setting=f"train.{row.setting}",
-                value=value if isinstance(value, str | int | float | bool) else str(value),
-                allowed=row.allowed,
-                nearest=row.nearest,
-                fix=None if row.nearest else "--set train.engine=tensorflow",
-            )

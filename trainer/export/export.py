@@ -200,18 +200,6 @@ def _seal_custom(
     integrity.seal(folder, record | {key: value for key, value in optional.items() if value is not None})
 
 
-def check_outputs(shape: Any, manifest: Manifest) -> None:
-    """Raise UserError if the outputs of one image do not have this shape."""
-    classes = len(manifest.classes)
-    if list(shape) != [1, classes]:
-        raise UserError(
-            f"The exported network returns [batch, {', '.join(map(str, list(shape)[1:]))}]; the data set has "
-            f"{classes} classes.",
-            allowed="a network from images to one output per class",
-            fix=f"end in a layer of {classes} units",
-        )
-
-
 def replaced(folder: Path) -> contextlib.AbstractContextManager[Path]:
     """Return a context with a temporary folder, whose content replaces that of `folder` on success."""
     return _copied(folder) if in_bucket(folder) else _renamed(folder)

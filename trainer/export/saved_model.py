@@ -13,8 +13,8 @@ from slipway.core.manifest import Manifest, SignatureName
 from slipway.trainer.data.features import Features, scaled, statistics
 from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras.model import FILE_NAME, checksum
-from slipway.trainer.export.export import check_outputs
 from slipway.trainer.export.threshold import Decision
+from slipway.trainer.tasks import check_outputs
 
 # Maps the network's inputs to its outputs, [batch, outputs].
 Outputs: TypeAlias = Callable[[Any], tf.Tensor]

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
-from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing
+from slipway.components.prepare_data.listing.index import BundleOf, Listing
+from slipway.components.prepare_data.listing.lists import KEY_START, RANK_BYTES
 from slipway.components.prepare_data.listing.split import check_every_class, check_fold, split_fractions
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database

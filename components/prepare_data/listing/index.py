@@ -17,11 +17,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group
+from slipway.components.prepare_data.listing.lists import (
+    HASH_BYTES,
+    KEY_START,
+    LABEL_BYTES,
+    RANK_BYTES,
+    ROW,
+    are_examples,
+    bundle_rank,
+    content_key,
+    contents_of,
+    example_hash,
+    examples_of,
+    list_path,
+    load_list,
+)
 from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Blocks, Repeats
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
@@ -34,16 +49,8 @@ if TYPE_CHECKING:
 
     from slipway.components.prepare_data.listing.table_index import FoundRows, SortedRows
 
-# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, content, key
-# length, key.
-ROW = struct.Struct(">QQQQI")
-RANK_BYTES = 8
-LABEL_BYTES = 4
-HASH_BYTES = 12
-KEY_START = HASH_BYTES + ROW.size
 # The parts of a row that stay if files are copied: hash and size; key length and key.
 SIZED, KEYED = slice(0, 20), slice(44, None)
-ROW_AFTER_RANK = struct.Struct(">IQQQQI")
 # Of equal examples, what they have in common: their content, their number and that of their splits, the rank.
 # Examples without a content, 0, are not compared.
 CONTENT_OF = "substr(row, 37, 8)"
@@ -167,11 +174,6 @@ def _rows(
         elif value:
             content = int.from_bytes(value)
         yield split or "", label, ranked + pack(size, offset, stamp, content, len(key)) + key
-
-
-def bundle_rank(bundle: bytes, seed: int) -> bytes:
-    """Return the rank of the examples of a bundle."""
-    return hashlib.blake2b(bundle, digest_size=RANK_BYTES, salt=struct.pack(">Q", seed)).digest()
 
 
 class Summary(BaseModel):
@@ -444,57 +446,23 @@ def _append(lists: Mapping[Path, list[bytes]]) -> None:
             found.clear()
 
 
-def list_path(folder: Path, split: str, shard: int) -> Path:
-    """Return the path of the list of a shard's examples."""
-    return folder / f"{split}-{shard:05d}.list"
-
-
 def read_list(path: Path) -> Iterator[Example]:
     """Yield a shard's examples in the order in which they are written."""
     parts = load_list(path)
-    if not all(isinstance(part, list) for part in parts):
-        from slipway.components.prepare_data.listing.table_index import dealt_rows
-
-        for found in dealt_rows(path):
-            yield from found.examples()
+    if are_examples(parts):
+        yield from examples_of(parts)
         return
-    rows = sorted(itertools.chain.from_iterable(parts))
-    unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes
-    for row in rows:
-        _, size, offset, *_ = unpack(row)
-        yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, offset
+    from slipway.components.prepare_data.listing.table_index import dealt_rows
 
-
-def content_key(content: bytes) -> bytes:
-    """Return the key that an example has by its content, if it has no other one."""
-    return b"row " + content.hex().encode()
-
-
-def example_hash(key: bytes, seed: int) -> bytes:
-    """Return the hash of a key by which examples are ordered."""
-    return hashlib.blake2b(key, digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).digest()
+    for rows in dealt_rows(path):
+        yield from rows.examples()
 
 
 def read_contents(path: Path) -> dict[bytes, bytes]:
     """Return what examples with equal inputs and labels have in common, by key; the key where that is not known."""
-    parts, found = load_list(path), {}
-    if not all(isinstance(part, list) for part in parts):
-        from slipway.components.prepare_data.listing.table_index import dealt_rows
+    parts = load_list(path)
+    if are_examples(parts):
+        return contents_of(parts)
+    from slipway.components.prepare_data.listing.table_index import dealt_rows
 
-        return {
-            key: content for rows in dealt_rows(path) for key, content in zip(rows.keys, rows.contents, strict=True)
-        }
-    for row in itertools.chain.from_iterable(parts):
-        *_, content, _ = ROW_AFTER_RANK.unpack_from(row)
-        key = row[ROW_AFTER_RANK.size : -LABEL_BYTES]
-        found[key] = content_key(content.to_bytes(8)) if content else key
-    return found
-
-
-def load_list(path: Path) -> list[Any]:
-    """Return what was appended to a list: lists of examples, or arrays of rows."""
-    parts = []
-    with path.open("rb") as file:
-        while file.peek(1):
-            parts.append(pickle.load(file))
-    return parts
+    return {key: content for rows in dealt_rows(path) for key, content in zip(rows.keys, rows.contents, strict=True)}

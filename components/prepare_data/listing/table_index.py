@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.table_rows import KEY_BYTES, KEY_PREFIX, key_lines, keys_of
 from slipway.components.prepare_data.examples import SPLITS, Example, Group
-from slipway.components.prepare_data.listing.index import bundle_rank, load_list, read_contents, read_list
+from slipway.components.prepare_data.listing.lists import bundle_rank, contents_of, examples_of, load_list
 from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Repeats
 from slipway.components.prepare_data.sources.source import ListedRows
 
@@ -450,8 +450,7 @@ def dealt_rows(path: Path, beside: int = 0) -> Iterator[DealtRows]:
     """
     parts = load_list(path)
     if isinstance(parts[0], list):  # the rows were listed one at a time, with their ids
-        contents = read_contents(path)
-        yield from _in_batches(read_list(path), contents, beside)
+        yield from _in_batches(examples_of(parts), contents_of(parts), beside)
         return
     rows = np.concatenate(parts)
     rows = rows[_sorted(rows["order"], rows["size"], rows["offset"])]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipway.components.prepare_data.validation.near_duplicates import COUNT_BYTES, LENGTH_BYTES, PIXELS
+from slipway.components.prepare_data.validation.thumbnails import COUNT_BYTES, LENGTH_BYTES, PIXELS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -27,7 +27,8 @@ from slipway.components.prepare_data.examples import SPLITS, Problem, readable, 
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.conflicts import conflict_notes
 from slipway.components.prepare_data.listing.groups import Bundles
-from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
+from slipway.components.prepare_data.listing.index import Listing, deal, read_list
+from slipway.components.prepare_data.listing.lists import list_path
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.listing.repeats import whole
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info

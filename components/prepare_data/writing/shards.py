@@ -28,9 +28,9 @@ from slipway.components.prepare_data.listing.index import read_contents, read_li
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
-from slipway.components.prepare_data.validation.near_duplicates import Thumbnails
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
+from slipway.components.prepare_data.validation.thumbnails import Thumbnails
 from slipway.components.prepare_data.workers import Tick
 from slipway.core.manifest import Shard
 from slipway.core.seen import key_hash, key_hashes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slipway.core.image_reference import ImageReference
-from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.images.inspection import check_driver
+from slipway.pipelines.platforms.base import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.kubeflow.checks import check_volume, settings_of
 from slipway.pipelines.tuning.search import check_same_machines
 

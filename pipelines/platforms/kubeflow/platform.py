@@ -15,8 +15,8 @@ from slipway.pipelines.tuning.platform import WithSearch
 if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.components.train.tuning import SearchSettings
-    from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.platforms.base import Check, Context
     from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 

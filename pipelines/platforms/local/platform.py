@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from slipway.pipelines.platforms.base import Platform, Say
 
 if TYPE_CHECKING:
-    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.platforms.base import Context
 
 
 class LocalPlatform(Platform):

@@ -32,9 +32,9 @@ from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.image_reference import ImageReference
 from slipway.core.values import JsonObject
-from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import cost
 from slipway.pipelines.google.platform import connection_of
+from slipway.pipelines.platforms.base import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.tpu.checks import access_settings, request_of, settings_of
 from slipway.pipelines.platforms.vertex.doctor.project import limits_by, quota_metrics
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE

@@ -15,11 +15,11 @@ from slipway.pipelines.platforms.capabilities import WithSetup, WithTrainerImage
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
     from slipway.components.train.tpu.settings import TpuSettings
-    from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.platforms.base import Check, Context
     from slipway.pipelines.platforms.steps import PlatformSteps
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
@@ -83,7 +83,7 @@ class TpuPlatform(Platform, WithCleaning, WithImages, WithProject, WithSetup, Wi
         return settings.image if settings else None
 
     def image_context(self, context: Context) -> str:
-        from slipway.pipelines.checks import NotApplicableError
+        from slipway.pipelines.platforms.base import NotApplicableError
 
         settings = _settings(context.config)
         if settings is None or settings.image or context.config.train.image:

@@ -27,7 +27,8 @@ from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.core.tables.formats import FORMATS as TABLES
-from slipway.serving.instances import BadRequest, parse
+from slipway.serving.instances import parse
+from slipway.serving.kinds import BadRequest
 
 Result = TypeVar("Result")
 Format = Literal["jsonl", "file-list", "tf-record", "table"]

@@ -21,7 +21,7 @@ from slipway.core.tables.batch import TableFile
 from slipway.core.tables.formats import open_table
 from slipway.pipelines.platforms.vertex.batch_files import Inputs, called, opened
 from slipway.serving import tables
-from slipway.serving.instances import BadRequest
+from slipway.serving.kinds import BadRequest
 from slipway.serving.model import INSTANCES, Arrays, Model, described
 
 # The field with the name of a row, which the model does not receive.

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
     from slipway.components.notify.settings import NotifySettings
     from slipway.components.train.tuning import SearchSettings
-    from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.platforms.base import Check, Context
     from slipway.pipelines.platforms.vertex.settings import VertexSettings
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
     from slipway.pipelines.runs.running import Running
@@ -47,7 +47,7 @@ class VertexPlatform(
         return CHECKS
 
     def check_hardware(self, context: Context) -> str:
-        from slipway.pipelines.checks import CheckWarning
+        from slipway.pipelines.platforms.base import CheckWarning
         from slipway.pipelines.platforms.vertex.submission import check_hardware
 
         found, hardware = check_hardware(context.config), context.config.parsed_hardware
@@ -98,7 +98,7 @@ class VertexPlatform(
         return settings.image if settings else None
 
     def image_context(self, context: Context) -> str:
-        from slipway.pipelines.checks import NotApplicableError
+        from slipway.pipelines.platforms.base import NotApplicableError
 
         settings = _settings(context.config)
         if settings is None or settings.image is not None:

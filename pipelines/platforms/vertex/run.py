@@ -24,7 +24,7 @@ from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.hardware.prices import Bill, of_machine, vertex_bill
 from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Say
-from slipway.pipelines.platforms.vertex import submission
+from slipway.pipelines.platforms.vertex import facts, submission
 from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.candidates import bring, candidates, title_of
 from slipway.pipelines.platforms.vertex.images import Images, ensure_images
@@ -161,7 +161,7 @@ class VertexRun:
             self.config, images, self.folder.specification_file, kept, trained=record.trained, search=self.search
         )
         record.job = f"{self.connection.parent}/pipelineJobs/{job_id}"
-        record.console = submission.console_url(self.config, job_id)
+        record.console = facts.console_url(self.config, job_id)
         record.tries = tries
         record.steps = [StepRecord(name=name) for name in steps_of(self.folder.specification_file)]
         job = submission.pipeline_job(self.config, self.folder.specification_file)
@@ -419,14 +419,14 @@ class VertexRun:
             raise refused from error
 
     def _refusal(self, error: BaseException, what: str, needs: str) -> UserError:
-        known = refusal(error, self.connection, what, needs, submission.facts_of(self.config))
+        known = refusal(error, self.connection, what, needs, facts.facts_of(self.config))
         return UnreachableError(known.message, fix=known.fix) if is_transient(error) else known
 
     def _conclude(self, record: RunRecord, job: PipelineJob) -> None:
         """Add to the record of a finished run why it failed, and download its report, history and confusion matrix."""
         if record.status == "failed" and record.error is None:
-            facts = submission.facts_of(self.config)
-            told = asdict(explain(self.connection, job, record.run_id, facts, step_of))
+            values = facts.facts_of(self.config)
+            told = asdict(explain(self.connection, job, record.run_id, values, step_of))
             moves = self.config.parsed_hardware.provisioning in told.pop("moves")
             record.error = ErrorRecord(**told, moves=moves)
             if record.error.moves:

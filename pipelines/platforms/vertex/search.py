@@ -8,8 +8,8 @@ from itertools import islice
 from slipway.components.train.tuning import ParameterSettings, SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import Context, NotApplicableError
 from slipway.pipelines.tuning.search import check_same_machines
 from slipway.trainer.overrides import text_of
 

@@ -37,10 +37,10 @@ from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES
+from slipway.pipelines.platforms.vertex.facts import console_url, facts_of, serving_container
 from slipway.pipelines.platforms.vertex.images import Images
 from slipway.pipelines.platforms.vertex.search import request
 from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
-from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
 
 

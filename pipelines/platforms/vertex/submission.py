@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,19 +18,15 @@ from slipway.components.cloud.rules import label
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.git import git_commit
-from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
-from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
-from slipway.pipelines.hardware.rules import WEEK
 from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.vertex.bucket import ARTIFACTS
+from slipway.pipelines.platforms.vertex.facts import facts_of
 from slipway.pipelines.platforms.vertex.images import Images
-from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.tasks import YAML_LOADER
-from slipway.serving.settings import container_spec
-from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob
@@ -40,13 +34,8 @@ if TYPE_CHECKING:
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
 FINGERPRINT_LETTERS = 16
-# A custom program's batch size in its arguments, such as --per-device-train-batch-size=64.
-BATCH_OPTION = re.compile(r"(?<!\S)(--?[\w-]*batch[-_]?size)[= ](\d+)(?!\S)")
 # The metadata of a context that is an experiment, as the console and the SDK write it.
 EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}
-
-# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/pre-built-containers
-PREBUILT_PREDICTION = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai(?:-restricted)?/prediction/([^:@/]+)")
 
 
 class UnansweredError(Exception):
@@ -66,80 +55,6 @@ def check_hardware(config: RunConfig) -> str:
     if vertex.image is None and config.train.image is None:
         check_python(hardware, config.train.engine)
     return f"{hardware} in {vertex.region}"
-
-
-def check_serving_image(settings: VertexSettings, config: RunConfig) -> None:
-    """Check that an image serves the registered model: the configured one, or one that is built.
-
-    Raises:
-        UserError: None is built, or the configured one cannot serve the model.
-    """
-    if settings.serving_image is None:
-        if settings.image is None:
-            return
-        raise UserError(
-            "With vertex.image no images are built, but registering a model requires one that serves it.",
-            setting="vertex.serving_image",
-            value=None,
-            allowed="an image that serves the model, by digest or by an immutable tag; or null, without vertex.image",
-            fix="--set vertex.serving_image=IMAGE",
-        )
-    prebuilt, train = PREBUILT_PREDICTION.match(settings.serving_image), config.train
-    if prebuilt is None:
-        return
-    if train.program is None and (reason := ENGINES[train.engine].not_prebuilt):
-        what = f"models of the engine {train.engine}: {reason}"
-    elif config.serve.module is not None:
-        what = f"a model that {config.serve.module} loads: it has neither Slipway nor your code"
-    else:
-        return
-    raise UserError(
-        f"Google's prebuilt image {prebuilt[1]} cannot serve {what}.",
-        setting="vertex.serving_image",
-        value=settings.serving_image,
-        allowed="null, for Slipway's image, which is built; or a custom image that serves them",
-        fix="--set vertex.serving_image=null",
-    )
-
-
-def serving_container(config: RunConfig, images: Images) -> JsonObject:
-    """Return the container that serves the registered model.
-
-    Raises:
-        UserError: See `check_serving_image`.
-    """
-    settings, module = vertex_of(config), config.serve.module
-    check_serving_image(settings, config)
-    if settings.serving_image is None:
-        assert images.serving is not None  # one of `wanted_images`
-        return container_spec(images.serving, module)
-    own = {"env": container_spec("", module)["env"]} if module else {}
-    return {"image_uri": settings.serving_image, **own}
-
-
-def facts_of(config: RunConfig) -> dict[str, str | None]:
-    """Return the values of a configuration that the messages and fixes of known errors contain."""
-    vertex, hardware = vertex_of(config), config.parsed_hardware
-    option, batch = _batch(config)
-    return {
-        "project": vertex.project,
-        "region": vertex.region,
-        "bucket": vertex.bucket.removeprefix("gs://"),
-        "account": vertex.service_account,
-        "batch_option": option,
-        "batch": batch,
-        "larger_disk": str(replace(hardware, disk_gb=2 * (hardware.disk_gb or DEFAULT_DISK_GB))),
-        "longer": str(replace(hardware, timeout=min(2 * (hardware.timeout or WEEK), WEEK))),
-    }
-
-
-def _batch(config: RunConfig) -> tuple[str | None, str | None]:
-    """Return the setting or the option of a custom program that is the batch size, and its value, if it is known."""
-    train = config.train
-    if train.program is None:
-        return "train.batch_size", str(train.batch_size)
-    found = BATCH_OPTION.search(" ".join(train.arguments))
-    return (found[1], found[2]) if found else (None, None)
 
 
 def compile_pipeline(
@@ -265,15 +180,6 @@ def refusals(config: RunConfig, doing: str, needs: str) -> Iterator[None]:
         ) from None
     except GoogleAPIError as error:
         raise refusal(error, vertex_of(config).connection, doing, needs, facts_of(config)) from None
-
-
-def console_url(config: RunConfig, job_id: str) -> str:
-    """Return the URL of a run's page in the console."""
-    vertex = vertex_of(config)
-    return (
-        f"https://console.cloud.google.com/vertex-ai/locations/{vertex.region}/pipelines/runs/{job_id}"
-        f"?project={vertex.project}"
-    )
 
 
 def add_to_experiment(connection: Connection, experiment: str, job: PipelineJob) -> bool:

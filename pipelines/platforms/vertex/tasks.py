@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from slipway.pipelines.runs.record import EVENTS, RunRecord, Status, StepRecord
 from slipway.pipelines.table import STEPS, TASKS, Task
 
 if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+    from google.cloud.aiplatform_v1.types import Artifact, PipelineJob, PipelineTaskDetail
 
 DONE = ("SUCCEEDED", "SKIPPED")
 RUNNING = ("RUNNING", "CANCEL_PENDING", "CANCELLING")
@@ -96,36 +96,59 @@ def _status(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bool) -
     return "running" if any(state in (*RUNNING, *DONE) for state in own) else "pending"
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What the service stores of a step: its last task, and that task's first artifact of each output."""
+
+    task: PipelineTaskDetail
+    artifacts: Mapping[str, Artifact]
+
+    def metadata(self, name: str) -> JsonObject:
+        """Return the metadata of an artifact; {} if there is no such."""
+        return dict(self.artifacts[name].metadata or {}) if name in self.artifacts else {}
+
+
 def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
     """Return a step's outputs in the form that local runs record, as far as the service stores them."""
     last = tasks[_tasks(step)[-1].name]
-    artifacts = {name: found.artifacts[0] for name, found in last.outputs.items() if found.artifacts}
-    metadata = {name: dict(artifact.metadata or {}) for name, artifact in artifacts.items()}
-    if step == "prepare_data" and "dataset" in artifacts:
-        found = dict(metadata["dataset"].get("examples") or {})
-        names = [*(name for name in SPLITS if name in found), *sorted(found.keys() - set(SPLITS))]  # it sorts by name
-        counts = {name: int(found[name]) for name in names}
-        return {"dataset": artifacts["dataset"].uri, "examples": counts}
-    if step == "check_drift" and "page" in artifacts:
-        return {**{name: metadata["page"][name] for name in ("decision", "reason")}, "page": artifacts["page"].uri}
-    if step == "plan_training":
-        return _plan(last)
-    if step == "train" and "model" in artifacts:
-        found = {name: metadata["model"][name] for name in ("trial", "parameters") if name in metadata["model"]}
-        if "parameters" in found:
-            found["parameters"] = json.loads(found["parameters"])
-        validation = numeric_metrics(metadata.get("metrics", {}))
-        return {"model": artifacts["model"].uri, "validation": validation, **found}
-    if step == "evaluate" and "report" in artifacts:
-        where = {"classification": artifacts["classification"].uri} if "classification" in artifacts else {}
-        return {**evaluation(last), **where}
-    if step == "register_model" and "registered" in artifacts:
-        registered = metadata["registered"]
-        said = {name: bool(registered.get(name, default)) for name, default in (("champion", False), ("checked", True))}
-        return {"model": registered["resourceName"], **said}
-    if step == "deploy":
-        return {"version": str((last.execution.metadata or {}).get("output:Output", ""))}
-    return {}
+    stored = Stored(last, {name: value.artifacts[0] for name, value in last.outputs.items() if value.artifacts})
+    needed, read = OUTPUTS.get(step, ("", lambda _: {}))
+    return read(stored) if not needed or needed in stored.artifacts else {}
+
+
+def _data(stored: Stored) -> JsonObject:
+    examples = dict(stored.metadata("dataset").get("examples") or {})
+    # The service sorts by name.
+    names = [*(name for name in SPLITS if name in examples), *sorted(examples.keys() - set(SPLITS))]
+    return {"dataset": stored.artifacts["dataset"].uri, "examples": {name: int(examples[name]) for name in names}}
+
+
+def _drift(stored: Stored) -> JsonObject:
+    page = stored.metadata("page")
+    return {"decision": page["decision"], "reason": page["reason"], "page": stored.artifacts["page"].uri}
+
+
+def _trained(stored: Stored) -> JsonObject:
+    model = stored.metadata("model")
+    trial = {"trial": model["trial"]} if "trial" in model else {}
+    parameters = {"parameters": json.loads(model["parameters"])} if "parameters" in model else {}
+    validation = numeric_metrics(stored.metadata("metrics"))
+    return {"model": stored.artifacts["model"].uri, "validation": validation, **trial, **parameters}
+
+
+def _evaluated(stored: Stored) -> JsonObject:
+    name = "classification"
+    return {**evaluation(stored.task), **({name: stored.artifacts[name].uri} if name in stored.artifacts else {})}
+
+
+def _registered(stored: Stored) -> JsonObject:
+    version = stored.metadata("registered")
+    champion, checked = bool(version.get("champion", False)), bool(version.get("checked", True))
+    return {"model": version["resourceName"], "champion": champion, "checked": checked}
+
+
+def _deployed(stored: Stored) -> JsonObject:
+    return {"version": str((stored.task.execution.metadata or {}).get("output:Output", ""))}
 
 
 def _is_reused(step: str, tasks: list[PipelineTaskDetail], *, trained: bool) -> bool:
@@ -146,3 +169,15 @@ def _plan(task: PipelineTaskDetail) -> JsonObject:
         return dict(json.loads(arguments[arguments.index("--config") + 1])["plan"])
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
+
+
+# By step: the artifact without which it has no outputs, and what reads these.
+OUTPUTS: Mapping[str, tuple[str, Callable[[Stored], JsonObject]]] = {
+    "prepare_data": ("dataset", _data),
+    "check_drift": ("page", _drift),
+    "plan_training": ("", lambda stored: _plan(stored.task)),
+    "train": ("model", _trained),
+    "evaluate": ("report", _evaluated),
+    "register_model": ("registered", _registered),
+    "deploy": ("", _deployed),
+}

@@ -16,6 +16,7 @@ from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.serving import instances
+from slipway.serving.kinds import BadRequest
 from slipway.trainer.export.examples import EXAMPLES, FILE_NAME
 
 SETTINGS = EvaluateSettings(gate=GateSettings(minimum=0.9))
@@ -59,7 +60,7 @@ def test_a_model_whose_requests_fail_is_rejected(
     assert judged(model_folder, data_set).verdict.decision == "promote"
 
     def failing(*_: object) -> None:
-        raise instances.BadRequest("The value is missing", 0, "image_bytes")
+        raise BadRequest("The value is missing", 0, "image_bytes")
 
     monkeypatch.setattr(instances, "arrays", failing)
     verdict = judged(model_folder, data_set).verdict

@@ -11,12 +11,12 @@ from slipway.components.register_model.registration import champion_folder
 from slipway.components.register_model.registry import Registry
 from slipway.core import paths
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.config.locations import locations
 from slipway.pipelines.doctor import configuration, refuse_on_failure
 from slipway.pipelines.options import EXAMPLE_CONFIGURATION
+from slipway.pipelines.platforms.base import Context, NotApplicableError
 from slipway.pipelines.platforms.table import platform_of
 
 ROOT = Path(__file__).parents[3]

@@ -18,10 +18,11 @@ from slipway import extensions
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines import doctor
-from slipway.pipelines.checks import Check, Context, Finding, examine
+from slipway.pipelines.checks import Finding, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor.configuration import champion
+from slipway.pipelines.platforms.base import Check, Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.trainer.engines import installed
 

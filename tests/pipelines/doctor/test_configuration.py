@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import configuration
+from slipway.pipelines.platforms.base import Context, NotApplicableError
 from slipway.pipelines.platforms.table import platform_of
 from tests.trainer.conftest import manifest_of
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, Finding, examine
+from slipway.pipelines.checks import Finding, examine
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import checks_of, configuration, examine_all, machine
+from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.table import platform_of
 from tests.trainer.distributed.test_accelerators import devices, pci
 

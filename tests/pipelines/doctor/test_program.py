@@ -10,9 +10,9 @@ import pytest
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import configuration, model_builder
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.table import platform_of
 
 IMAGE = f"registry/own@sha256:{'0' * 64}"

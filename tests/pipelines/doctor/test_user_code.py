@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import user_code
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.tuning.search import settings_of
 

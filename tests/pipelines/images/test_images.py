@@ -13,13 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.doctor.model_builder import model_builder
 from slipway.pipelines.images.build import build_images
 from slipway.pipelines.images.images import accelerator_of, own_code
 from slipway.pipelines.images.registry import trainer_image
+from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.images import ensure_images, known_images, wanted_images
 from slipway.trainer.engines import builder

@@ -116,9 +116,10 @@ def test_every_example_of_the_guides(example):
 
 @pytest.mark.slow
 def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
-    from slipway.pipelines.checks import Context, examine
+    from slipway.pipelines.checks import examine
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import checks_of
+    from slipway.pipelines.platforms.base import Context
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trainer").mkdir()

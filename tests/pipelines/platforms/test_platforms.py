@@ -21,7 +21,7 @@ import sys
 from datetime import UTC, datetime
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Check
+from slipway.pipelines.platforms.base import Check
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.runs import record as runs

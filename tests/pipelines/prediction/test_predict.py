@@ -30,8 +30,7 @@ from slipway.pipelines.config.config import validate
 from slipway.pipelines.prediction import models, parts, prediction
 from slipway.pipelines.runs.record import RunRecord, StepRecord, create
 from slipway.serving import instances, model
-from slipway.serving.instances import BadRequest
-from slipway.serving.kinds import Field
+from slipway.serving.kinds import BadRequest, Field
 from slipway.serving.model import Model
 from slipway.trainer.engines import installed
 from tests.components.evaluate.conftest import png, write_data_set

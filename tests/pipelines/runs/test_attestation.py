@@ -22,10 +22,10 @@ from slipway.core import dsse, integrity
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.core.statement import contents
-from slipway.pipelines.checks import CheckWarning, Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import configuration as checked
+from slipway.pipelines.platforms.base import CheckWarning, Context
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.runs import attestation

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import CheckWarning, Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.platforms.base import CheckWarning, Context
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import Part, RunFolder, RunRecord, StepRecord

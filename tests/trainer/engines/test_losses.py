@@ -10,9 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from slipway.core.errors import UserError
-from slipway.trainer import hooks
+from slipway.trainer.checks import check_settings
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.tasks import check_settings
 from tests.trainer import feature_sets
 from tests.trainer.feature_sets import Column
 
@@ -43,7 +42,7 @@ def test_a_named_loss_is_that_of_each_example(tmp_path: Path, loss: str) -> None
     about = feature_sets.write(tmp_path / "data", "regression", {"x": Column("number", true)}, true, [], validation=10)
     train = TrainSettings(epochs=1, loss=loss)
     check_settings(train, "regression")
-    assert not hooks.functions(train)
+    assert not train.functions
     of_classes = Objective(lambda *_: None, lambda *_: None, np.take)
     losses = np.asarray(objective(about, of_classes, train).losses(predicted[:, None], true))
     assert losses.shape == (50,)

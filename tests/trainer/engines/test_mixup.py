@@ -9,9 +9,9 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.trainer.augmentation import AugmentSettings
+from slipway.trainer.checks import check_inputs, check_settings
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.assignment import check_even_split
-from slipway.trainer.tasks import check_inputs, check_settings
 from tests.trainer.conftest import manifest_of
 
 NUMBER = {"kind": "number", "mean": [0.0], "deviation": [1.0]}

@@ -12,8 +12,8 @@ from slipway.core.manifest import Manifest
 from slipway.pipelines.prediction import output
 from slipway.serving import instances
 from slipway.serving.model import Model
+from slipway.trainer.checks import check_inputs
 from slipway.trainer.export import threshold
-from slipway.trainer.tasks import check_inputs
 from tests.trainer import feature_sets
 from tests.trainer.conftest import job
 from tests.trainer.feature_sets import Column

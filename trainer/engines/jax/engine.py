@@ -56,7 +56,8 @@ from slipway.trainer.engines.keras import normalization, optimizer
 from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.export import examples, saved_model, threshold
 from slipway.trainer.hyperparameters import Precision
-from slipway.trainer.stages import Stage, check_patterns, stage_of
+from slipway.trainer.plan import Stage, stage_of
+from slipway.trainer.stages import check_patterns
 
 
 def make() -> Engine:

@@ -157,7 +157,7 @@ class Tracer:
         import torch
 
         from slipway.trainer.data.features import blank, each
-        from slipway.trainer.engines.pytorch.export import tensors
+        from slipway.trainer.engines.pytorch.tensors import tensors
 
         inputs, labels = (tensors(part) for part in blank(self.manifest, 1))
         inputs = each(lambda one: torch.empty((size, *one.shape[1:]), dtype=one.dtype), inputs)

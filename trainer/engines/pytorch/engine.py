@@ -41,13 +41,14 @@ from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.engines.pytorch import export, normalization, optimizer, sharding
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
-from slipway.trainer.engines.pytorch.export import Tensors, tensors
 from slipway.trainer.engines.pytorch.network import Network, freezer
 from slipway.trainer.engines.pytorch.remat import rematerialization
 from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step
+from slipway.trainer.engines.pytorch.tensors import Tensors, scaled, tensors
 from slipway.trainer.export import examples, threshold
 from slipway.trainer.hyperparameters import Precision
-from slipway.trainer.stages import Stage, check_patterns, stage_of
+from slipway.trainer.plan import Stage, stage_of
+from slipway.trainer.stages import check_patterns
 
 # Decoded inputs and labels.
 Batch = tuple[Tensors, torch.Tensor]
@@ -198,7 +199,7 @@ class PyTorchEngine:
         device = self._devices.device
         labels, weights = labels.to(device), weights.to(device)
         with self._step.autocast():
-            outputs = self._network(export.scaled(each(lambda one: one.to(device), decoded)))
+            outputs = self._network(scaled(each(lambda one: one.to(device), decoded)))
         return self._step.objective.sums(outputs, labels, weights).double().cpu()
 
     def agree(self, values: Sequence[float]) -> list[float]:
@@ -240,7 +241,7 @@ class PyTorchEngine:
         self._network.eval()  # in training mode BatchNorm would include the zeros
         inputs = each(lambda one: one.to(self._devices.device), tensors(blank(self._manifest, 1)[0]))
         with FlopCounterMode(display=False) as counter:
-            total = self._network(export.scaled(inputs)).sum()
+            total = self._network(scaled(inputs)).sum()
             if total.requires_grad:
                 total.backward()
         self._step.optimizer.zero_grad(set_to_none=True)

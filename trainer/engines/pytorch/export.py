@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,22 +21,12 @@ from torch.export.passes import move_to_device_pass
 from slipway.core.manifest import Input, Manifest
 from slipway.trainer.data.features import Inputs, blank, each
 from slipway.trainer.distributed.accelerators import planned
+from slipway.trainer.engines.pytorch.tensors import Tensors, scaled, tensors
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.threshold import Decision
 
 if TYPE_CHECKING:
     from slipway.trainer.engines.pytorch.network import Network
-
-
-# Inputs of a batch: one tensor, or a dict by name.
-Tensors: TypeAlias = Any
-
-
-def scaled(decoded: Tensors) -> Tensors:
-    """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
-    if isinstance(decoded, dict):
-        return {name: scaled(one) for name, one in decoded.items()}
-    return decoded.to(torch.float32) * np.float32(1.0 / 255.0).item() if decoded.dtype == torch.uint8 else decoded
 
 
 class _Served(torch.nn.Module):
@@ -122,7 +112,7 @@ def write_custom(
     """Write a custom program's network as in `write`; return the weights' checksum and the decision threshold."""
     from slipway.trainer.engines.keras.model import checksum
     from slipway.trainer.engines.pytorch.network import Adapted
-    from slipway.trainer.export.export import check_outputs
+    from slipway.trainer.tasks import check_outputs
 
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
@@ -139,11 +129,6 @@ def outputs(network: Network, inputs: Any) -> NDArray[np.float32]:
     with torch.no_grad():
         found: NDArray[np.float32] = network.eval()(each(lambda one: torch.tensor(one.numpy()), inputs)).numpy()
     return found
-
-
-def tensors(arrays: Inputs) -> Tensors:
-    """Return a batch's arrays as tensors that share their memory."""
-    return each(torch.from_numpy, arrays)
 
 
 def load(folder: Path) -> Callable[[Inputs], NDArray[np.float32]]:

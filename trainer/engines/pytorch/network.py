@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
@@ -22,9 +23,7 @@ from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.pytorch import normalization
-from slipway.trainer.engines.pytorch.export import Tensors, scaled, tensors
-from slipway.trainer.engines.pytorch.sharding import gathered
+from slipway.trainer.engines.pytorch.tensors import Tensors, scaled, tensors
 from slipway.trainer.tasks import TASKS
 from slipway.trainer.weights import matches
 
@@ -49,7 +48,7 @@ class Network(torch.nn.Module):
     def train(self, mode: bool = True) -> Network:
         """Set training mode, except for BatchNorm modules whose parameters are frozen, as Keras does."""
         super().train(mode)
-        for module in normalization.modules(self.inner):
+        for module in batch_norms(self.inner):
             parameters = list(module.parameters())
             if module in self.frozen or (parameters and not any(each.requires_grad for each in parameters)):
                 module.eval()
@@ -237,3 +236,13 @@ def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
         allowed="a keras.Model or a torch.nn.Module from the inputs to one logit per class or label, or one number",
         fix=fix,
     )
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor on the host. All processes must call it."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+
+
+def batch_norms(network: torch.nn.Module) -> list[_BatchNorm]:
+    """Return the BatchNorm modules of a network, frozen ones too."""
+    return [module for module in network.modules() if isinstance(module, _BatchNorm)]

@@ -15,15 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipway.trainer.engines.keras import normalization as keras_normalization
 from slipway.trainer.engines.keras.normalization import Gather
+from slipway.trainer.engines.pytorch.network import Network, batch_norms
 
 if TYPE_CHECKING:
     from slipway.trainer.engines.pytorch.devices import Devices
-    from slipway.trainer.engines.pytorch.network import Network
-
-
-def modules(network: torch.nn.Module) -> list[_BatchNorm]:
-    """Return the BatchNorm modules of a network, frozen ones too."""
-    return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
 
 def synchronize(network: Network, devices: Devices) -> None:
@@ -32,7 +27,7 @@ def synchronize(network: Network, devices: Devices) -> None:
     gather = functools.partial(_gather, cluster.rank, cluster.world_size) if cluster.world_size > 1 else None
     if network.is_keras:
         keras_normalization.synchronize(network.inner, gather)
-    for module in modules(network):
+    for module in batch_norms(network):
         if gather is not None or isinstance(module, torch.nn.SyncBatchNorm):  # which requires a GPU
             module.forward = functools.partial(_forward, module, gather)
 

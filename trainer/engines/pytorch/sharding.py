@@ -87,11 +87,6 @@ def stored(tensor: torch.Tensor, cluster: Cluster) -> NDArray[np.generic] | Part
     return Parts.held(tuple(tensor.shape), {(first, *[0] * (tensor.dim() - 1)): array})
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole of a tensor on the host. All processes must call it."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
-
-
 def _units(network: Network) -> Iterator[Any]:
     """Yield the layers or modules that are units, inner ones first.
 

@@ -18,8 +18,8 @@ from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
 from slipway.trainer.engines.keras.remat import Recomputing
 from slipway.trainer.engines.pytorch.devices import Devices
-from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
+from slipway.trainer.engines.pytorch.tensors import Tensors, scaled
 from slipway.trainer.hyperparameters import Precision
 
 

@@ -52,7 +52,8 @@ from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep, checkpoint
 from slipway.trainer.export import examples, saved_model, threshold
 from slipway.trainer.hyperparameters import Precision
-from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
+from slipway.trainer.plan import Stage, stage_of
+from slipway.trainer.stages import ALL, check_patterns
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
-from slipway.trainer import hooks
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, blank, scaled
 from slipway.trainer.data.images import traced
@@ -49,7 +48,7 @@ def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) 
         )
     if train.xla != "auto":
         return train.xla
-    if hooks.are_in_step(train):  # they may contain operations that XLA cannot compile
+    if train.has_functions_in_step:  # they may contain operations that XLA cannot compile
         return False
     known = _DENSE if kind == "CPU" else _DENSE + _CONVOLUTIONAL
     layers = [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slipway.components.cloud.quick_import import SERVICES
-from slipway.pipelines.checks import Check
 from slipway.pipelines.doctor.configuration import cost
+from slipway.pipelines.platforms.base import Check
 from slipway.pipelines.platforms.vertex import search
 from slipway.pipelines.platforms.vertex.doctor import endpoints, quotas, resources
 

@@ -14,11 +14,12 @@ from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.register_model.registry import CHAMPION
 from slipway.components.setup_access.requirements import VERTEX_USER
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.checks import Context, examine_in_parallel, refuse
+from slipway.pipelines.checks import examine_in_parallel, refuse
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import Context
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.doctor import CHECKS
 from slipway.pipelines.platforms.vertex.endpoints.machines import ServingMachine, machine_of
-from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 
 MAX_REPLICAS = 1000
 # The checks of `slipway doctor` that apply to a job which trains nothing.
@@ -61,7 +62,7 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
 def check_project(config: RunConfig, connection: Connection) -> None:
     """Make the doctor's checks that apply, and check the caller's rights."""
     shared = [check for check in CHECKS if check.name in SHARED]
-    refuse(examine_in_parallel(shared, Context(config, VertexPlatform())))
+    refuse(examine_in_parallel(shared, Context(config, platform_of("vertex"))))
     where = policies.Resource("project", connection.project)
     with refusing(connection, "see your rights"):
         missing = sorted(set(PERMISSIONS) - policies.permitted(connection, where, PERMISSIONS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipway.components.deploy.service import Endpoints
 from slipway.components.deploy.settings import DeploySettings
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, NotApplicableError
+from slipway.pipelines.platforms.base import Context, NotApplicableError
 from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE, UNLIMITED
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFile

@@ -17,8 +17,8 @@ from slipway.components.setup_access.observed import COMPUTE_ACCOUNT, Observed, 
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.checks import NotApplicableError
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import NotApplicableError
 from slipway.pipelines.platforms.vertex.access import access_settings
 from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.resources import resources_of
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.placement import nearest_region
 from slipway.pipelines.hardware.quotas import machine_quotas, step_machine
+from slipway.pipelines.platforms.base import Context, NotApplicableError
 from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.table import STEPS

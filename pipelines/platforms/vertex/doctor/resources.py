@@ -24,12 +24,12 @@ from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.requirements import ACT_AS, BUILDS, PROJECT, SUBMITTER, VERTEX_USER, roles_for
 from slipway.core.errors import UserError
 from slipway.core.image_reference import ImageReference
-from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.images.inspection import check_boot, check_driver
+from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.vertex.doctor.project import Project
+from slipway.pipelines.platforms.vertex.facts import check_serving_image, facts_of
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
-from slipway.pipelines.platforms.vertex.submission import check_serving_image, facts_of
 
 # Vertex AI's, whose title in the console has been Agent Platform API since 2026.
 VERTEX_API = "aiplatform.googleapis.com"

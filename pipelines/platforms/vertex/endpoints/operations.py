@@ -13,7 +13,9 @@ from slipway.components.deploy.rollout import Outcome, roll_back, roll_out
 from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT, Endpoints, version_text
 from slipway.components.deploy.settings import EndpointSettings
 from slipway.core.values import JsonObject
-from slipway.pipelines.checks import Check, Context, examine_in_parallel, refuse
+from slipway.pipelines.checks import examine_in_parallel, refuse
+from slipway.pipelines.platforms.base import Check, Context
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Result, Say, number_of
 from slipway.pipelines.platforms.vertex.endpoints.difference import (
     ENDPOINT_FIELDS,
@@ -25,7 +27,6 @@ from slipway.pipelines.platforms.vertex.endpoints.difference import (
 )
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFile
 from slipway.pipelines.platforms.vertex.endpoints.machines import list_price
-from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.submission import refusals
 from slipway.pipelines.runs.running import Running
@@ -174,7 +175,7 @@ def check(file: EndpointFile, say: Say, *, deploys: bool) -> None:
     if deploys:
         quota = partial(endpoints.quota, file=file)
         checks.append(Check("endpoint quota", quota, remote=True, imports=(ENDPOINTS,)))
-    for warning in refuse(examine_in_parallel(checks, Context(file.config, VertexPlatform()))):
+    for warning in refuse(examine_in_parallel(checks, Context(file.config, platform_of("vertex")))):
         say(f"warning: {warning.check}: {warning.found}")
 
 
@@ -190,7 +191,7 @@ def serving() -> Iterator[Running]:
             price = list_price(model.dedicated_resources, region)
             yield Running(
                 run_id=f"{result.name}: {found['version']}",
-                target=VertexPlatform.name,
+                target="vertex",
                 hardware=found["machine"],
                 region=region,
                 steps=[],

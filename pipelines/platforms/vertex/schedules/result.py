@@ -14,8 +14,8 @@ from slipway.core.errors import UserError
 from slipway.core.formatting import number
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.vertex.declared import Result, number_of
+from slipway.pipelines.platforms.vertex.facts import facts_of
 from slipway.pipelines.platforms.vertex.schedules.difference import refused
-from slipway.pipelines.platforms.vertex.submission import facts_of
 from slipway.pipelines.platforms.vertex.tasks import RUN_STATUS
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from slipway.components.cloud.quick_import import TYPES, import_module
 from slipway.components.cloud.refusals import is_answer
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import refuse_on_failure
+from slipway.pipelines.platforms.base import Context
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.candidates import candidates, title_of
 from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Say, number_of
 from slipway.pipelines.platforms.vertex.images import ensure_images, known_images
-from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.schedules.difference import (
     NAME_PREFIX,
     SETTLE,
@@ -227,5 +227,5 @@ def _check(file: ScheduleFile, say: Say) -> None:
     first = file.config.on(file.config.parsed_hardware, vertex=vertex_of(file.config))
     if len(candidates(file.config)) > 1:
         say(f"its runs are on {title_of(first)} only: without quota or capacity, none continues elsewhere")
-    for warning in refuse_on_failure(Context(first, VertexPlatform()), submitting=True):
+    for warning in refuse_on_failure(Context(first, platform_of("vertex")), submitting=True):
         say(f"warning: {warning.check}: {warning.found}")

@@ -21,7 +21,8 @@ from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.listing.groups import Bundles, bundle_in, bundle_reader
-from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
+from slipway.components.prepare_data.listing.index import Listing, deal, list_part, read_list
+from slipway.components.prepare_data.listing.lists import list_path
 from slipway.components.prepare_data.listing.split import all_blocks
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings

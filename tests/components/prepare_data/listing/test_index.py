@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from slipway.components.prepare_data.examples import Group
 from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
+from slipway.components.prepare_data.listing.index import Listing, deal, list_part, read_list
+from slipway.components.prepare_data.listing.lists import list_path
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Entry, Ignored

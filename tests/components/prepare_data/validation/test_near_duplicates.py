@@ -14,7 +14,8 @@ from slipway.components.prepare_data.examples import SPLITS
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation import near_duplicates, perceptual_hash
-from slipway.components.prepare_data.validation.near_duplicates import Thumbnails, find_groups, thumbnail
+from slipway.components.prepare_data.validation.near_duplicates import find_groups
+from slipway.components.prepare_data.validation.thumbnails import Thumbnails, thumbnail
 from slipway.core.errors import UserError
 from tests.components.prepare_data.validation.test_duplicates import split_images
 from tests.photographs import ORIENTATIONS, jpeg, saved, stored, unlike

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from slipway.components.build_image.registry import HttpRegistry
 from slipway.components.train.trainjob import manifest
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Check, Context, Finding, examine
+from slipway.pipelines.checks import Finding, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import Check, Context
 from slipway.pipelines.platforms.kubeflow import access
 from slipway.pipelines.platforms.kubeflow import doctor as kubeflow
 from slipway.pipelines.platforms.table import platform_of

@@ -17,9 +17,9 @@ from slipway.components.register_model.registration import champion_folder
 from slipway.components.train.trainjob.backend import TrainJobs
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import check_parameters, parameters_of
 from slipway.pipelines.platforms.table import PLATFORMS

@@ -11,10 +11,11 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
-from slipway.pipelines.checks import Context, Finding
+from slipway.pipelines.checks import Finding
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.configuration import cost
+from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.tpu.checks import request_of
 from slipway.pipelines.runs import record as runs

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from slipway.components.setup_access.desired import machine_role
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, Finding
+from slipway.pipelines.checks import Finding
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
+from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.tpu.doctor import CHECKS
 from tests.fakes.errors import ServiceError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context
 from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex import search
 from slipway.pipelines.tuning.search import settings_of

@@ -14,10 +14,10 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.plan_training.plan import plan_training
-from slipway.pipelines.checks import CheckWarning, Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.hardware import parse
+from slipway.pipelines.platforms.base import CheckWarning, Context
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.trainer.config import TrainSettings
 

@@ -15,13 +15,14 @@ from slipway.components.build_image.images import beam_version
 from slipway.components.setup_access.access import apply
 from slipway.core import waiting
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
+from slipway.pipelines.checks import Finding, examine, examine_in_parallel
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.targets import show_warnings
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
 from slipway.pipelines.google.platform import connection_of
 from slipway.pipelines.images.images import SOURCE_TREE
+from slipway.pipelines.platforms.base import Check, Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.access import access_settings
 from slipway.pipelines.platforms.vertex.doctor import resources as checks
