@@ -57,7 +57,7 @@ def work(tmp_path: Path) -> Path:
 
 def slipway(package: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "slipway", *arguments],
+        [sys.executable, "-m", "slipway.pipelines", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(package), "COLUMNS": "200"},
         capture_output=True,
