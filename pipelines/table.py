@@ -1,78 +1,16 @@
 """The pipeline's steps: one row per step, with every fact that several places need.
 
-To add a step, add its row here, its folder in `components/` and its call in `pipeline.py`.
+To add a step, add its row here, its folder in `components/` and its call in `pipeline.py`. Extensions add rows of their
+own, and the tasks that steps have on their platforms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
 
 from slipway import extensions
-
-Role = Literal["steps", "trainer", "evaluation"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task of a compiled pipeline.
-
-    Attributes:
-        name: Its name in the spec.
-        image: Which of a run's images it uses: that of the steps, of the trainer, or of the evaluation (the steps'
-            image with the engine, if the engine's models need it).
-        cached: Whether a resumed run on this machine keeps its result, in a cache in the run's folder. The caches of
-            Vertex AI and Kubeflow are off for every task; see `PlatformSteps.configure`.
-        retried: Whether Vertex AI retries it after a failure (`vertex.retries`).
-        concurrent: Whether it runs beside the other steps: it can fail its step, but neither starts nor ends it.
-        search: Whether only the pipeline of a search (`slipway tune`) has it, in place of the task before it.
-    """
-
-    name: str
-    image: Role = "steps"
-    cached: bool = True
-    retried: bool = True
-    concurrent: bool = False
-    search: bool = False
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of the pipeline.
-
-    Attributes:
-        name: Its name in records and logs, and of its folder in `components/`.
-        label: What it does, as displayed while it is running.
-        outputs: The outputs of its last task. `Output` is the return value of a component.
-        tasks: Its tasks, the last one ending the step; None if only the platforms of `on` have it.
-        on: Other tasks by platform; an empty tuple if it runs outside the pipeline there.
-        starts_machines: Whether it starts machines on a cloud platform, which cost money; it waits for setup_access.
-        settings: The sections of the configuration that it reads, if it can be run again from an earlier run.
-        condition: The value of `when` with which runs have it; "" for all runs.
-        result: The function that says what it did from its outputs, as "module:function"; see `runs/results.py`.
-    """
-
-    name: str
-    label: str
-    outputs: tuple[str, ...]
-    tasks: tuple[Task, ...] | None = field(default=None, repr=False)
-    on: Mapping[str, tuple[Task, ...]] = field(default_factory=dict, repr=False)
-    starts_machines: bool = False
-    settings: tuple[str, ...] = ()
-    condition: str = ""
-    result: str = ""
-
-    def is_on(self, platform: str) -> bool:
-        """Return whether a platform has the step, in its pipeline or outside of it."""
-        return platform in self.on or self.tasks is not None
-
-    def tasks_on(self, platform: str) -> tuple[Task, ...]:
-        """Return its tasks in a platform's pipeline."""
-        return self.on.get(platform, self.tasks or ())
-
-
-_EVALUATE = Task("evaluate", image="evaluation")
+from slipway.pipelines.step import EVALUATE, Step, Task
 
 _CORE = {
     step.name: step
@@ -81,14 +19,8 @@ _CORE = {
             "build_image",
             "building the image",
             outputs=("Output",),
-            on={"local": (), "vertex": (Task("build-image"),), "tpu": ()},
+            on={"local": ()},
             result="slipway.pipelines.runs.results:build_image",
-        ),
-        Step(
-            "setup_access",
-            "checking permissions",
-            outputs=(),
-            on={"vertex": (Task("setup-access"),)},
         ),
         Step(
             "prepare_data",
@@ -111,14 +43,6 @@ _CORE = {
             "training",
             outputs=("model", "metrics"),
             tasks=(Task("train", image="trainer"),),
-            on={
-                # The custom job, or those of a search's trials, restart their own replicas.
-                "vertex": (
-                    Task("custom-training-job", image="trainer", retried=False),
-                    Task("hyperparameter-tuning-job", image="trainer", retried=False, search=True),
-                    Task("collect-model"),
-                ),
-            },
             starts_machines=True,
             settings=("train", "model", "hardware"),
             result="slipway.pipelines.runs.results:train",
@@ -127,11 +51,7 @@ _CORE = {
             "evaluate",
             "evaluating the model",
             outputs=("Output", "metrics", "classification", "report"),
-            tasks=(_EVALUATE,),
-            on={
-                "vertex": (Task("find-champion", concurrent=True), _EVALUATE),
-                "kubeflow": (Task("find-champion-folder", concurrent=True), _EVALUATE),
-            },
+            tasks=(EVALUATE,),
             settings=("evaluate", "serve"),
             result="slipway.pipelines.runs.results:evaluate",
         ),
@@ -142,28 +62,21 @@ _CORE = {
             # Registering has side effects, so a cached result proves nothing; a repeated step registers a run's model
             # once.
             tasks=(Task("register-model", cached=False),),
-            on={"vertex": (Task("register-version"),)},
             settings=("register", "serve"),
             result="slipway.pipelines.runs.results:register_model",
-        ),
-        Step(
-            "deploy",
-            "deploying the model",
-            outputs=("Output",),
-            # A repeated step would deploy a model again that was withdrawn; `slipway deploy` continues any other.
-            on={"vertex": (Task("deploy-model", retried=False),)},
-            starts_machines=True,
-            result="slipway.pipelines.runs.results:deploy",
         ),
     )
 }
 
 
 def _in_order() -> Iterator[Step]:
-    added = [(condition.after, extensions.load(condition.step)) for condition in extensions.conditions().values()]
-    for step in _CORE.values():
-        yield step
-        yield from (row for after, row in added if after == step.name)
+    rows = [(after, extensions.load(reference)) for after, reference in extensions.rows()]
+    tasks = {platform: extensions.load(reference) for platform, reference in extensions.tasks().items()}
+    for row in _CORE.values():
+        for step in (row, *(step for after, step in rows if after == row.name)):
+            yield replace(
+                step, on={**step.on, **{name: of[step.name] for name, of in tasks.items() if step.name in of}}
+            )
 
 
 STEPS: Mapping[str, Step] = {step.name: step for step in _in_order()}

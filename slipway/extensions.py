@@ -121,6 +121,9 @@ class Extension:
         schemas: The settings classes of its own configuration files, by the word for `slipway config schema`.
         functions: What `import slipway` offers besides the core, by name.
         conditions: When runs train, by the value of `when`.
+        rows: Rows of the pipeline's steps, `slipway.pipelines.step.Step`, by the name of the step that each follows.
+        tasks: The tasks of the steps on a platform, where they are not those of other platforms: a mapping from steps'
+            names to tuples of `slipway.pipelines.step.Task`, by the platform's name.
         steps: Functions that `slipway.steps` offers, by name.
         backends: Functions that train elsewhere, by the name of their settings; see
             `slipway.components.train.backends`.
@@ -143,6 +146,8 @@ class Extension:
     schemas: Mapping[str, str] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, Condition] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
     steps: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
     objects: str = ""
@@ -197,6 +202,17 @@ def sections() -> tuple[Section, ...]:
 def conditions() -> dict[str, Condition]:
     """Return when runs can train besides always, by the value of `when`."""
     return {name: condition for extension in installed() for name, condition in extension.conditions.items()}
+
+
+def rows() -> list[tuple[str, str]]:
+    """Return the references of the rows of steps that extensions add, with the step that each follows."""
+    own = [(after, reference) for extension in installed() for after, reference in extension.rows.items()]
+    return own + [(condition.after, condition.step) for condition in conditions().values()]
+
+
+def tasks() -> dict[str, str]:
+    """Return the references of the platforms' tasks, by the platform's name."""
+    return {name: reference for extension in installed() for name, reference in extension.tasks.items()}
 
 
 def owner(section: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.table import Step, Task
+from slipway.pipelines.step import Step, Task
 
 if TYPE_CHECKING:
     from kfp.dsl.pipeline_channel import PipelineArtifactChannel

@@ -23,6 +23,7 @@ from slipway.trainer.engines.installed import is_installed, package
 from slipway.trainer.engines.jax import ahead as jax_ahead
 from slipway.trainer.engines.jax.ahead import Topology
 from slipway.trainer.engines.pytorch import ahead as pytorch_ahead
+from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.plan import whole_length
 
 # The modules that compile for each, and the extra that installs them.
@@ -53,7 +54,7 @@ def missing(hardware: Hardware, engine: str) -> str | None:
         return None if is_installed("torch") else f"without torch: pip install {package('pytorch')}"
     if not row.is_tpu and row.chip is None:
         return f"XLA's description of {row.title} is not known"
-    if not row.is_tpu and engine != "jax":
+    if not row.is_tpu and ENGINES[engine].ahead != "compiled":
         return f"{engine} has kernels of its own on GPUs; the steps of jax and pytorch are compiled or traced"
     if row.is_tpu and hardware.topology is None and hardware.chips & (hardware.chips - 1):
         return f"the arrangement of {hardware.chips} chips is not known"
@@ -64,7 +65,7 @@ def missing(hardware: Hardware, engine: str) -> str | None:
 
 def _is_traced(hardware: Hardware, engine: str) -> bool:
     """Return whether PyTorch traces the step; otherwise XLA compiles it."""
-    return engine == "pytorch" and not hardware.is_tpu
+    return ENGINES[engine].ahead == "traced" and not hardware.is_tpu
 
 
 def _program(hardware: Hardware, engine: str) -> ModuleType:
@@ -279,7 +280,7 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
             f"at least {_time(answer.seconds)} a step {by}; real ones take {low} to {high} times "
             f"that{whole if steps else ''}"
         )
-    if job.train.engine != "jax" and not is_traced:
+    if ENGINES[job.train.engine].ahead != "compiled" and not is_traced:
         found.append(f"compiled through JAX; {job.train.engine} compiles the same network by itself")
     return found
 

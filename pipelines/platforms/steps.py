@@ -13,7 +13,8 @@ from kfp.dsl.base_component import BaseComponent
 
 from slipway import steps
 from slipway.components.register_model.registration import NONE_ASKED
-from slipway.pipelines.table import TASKS, Role, Task
+from slipway.pipelines.step import Role, Task
+from slipway.pipelines.table import TASKS
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask

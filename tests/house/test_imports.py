@@ -93,6 +93,7 @@ def test_all_that_a_row_refers_to_exists_and_is_in_the_extension(folder: str) ->
         *(part for each in row.conditions.values() for part in (each.context, each.check, each.step)),
         *row.platforms, *row.checks, *row.observers, *row.sources, *row.preparers,
         *row.schemas.values(), *row.functions.values(), *row.steps.values(), *row.backends.values(),
+        *row.rows.values(), *row.tasks.values(),
         *(reference for reference in (row.objects, row.folders, row.capture) if reference),
     ]  # fmt: skip
     for reference in references:

@@ -24,7 +24,8 @@ from slipway.pipelines.platforms.table import PLATFORMS, remote
 from slipway.pipelines.platforms.tpu.steps import TpuSteps
 from slipway.pipelines.platforms.vertex import steps as vertex
 from slipway.pipelines.platforms.vertex.images import Images
-from slipway.pipelines.table import EXIT_TASKS, STEPS, Step, Task
+from slipway.pipelines.step import Step, Task
+from slipway.pipelines.table import EXIT_TASKS, STEPS
 from tests.pipelines.platforms.kubeflow.conftest import configuration
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 

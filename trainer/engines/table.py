@@ -66,6 +66,8 @@ class EngineRow:
         slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
         not_prebuilt: Why Google's prebuilt prediction images (TensorFlow 2.15 at most) cannot serve its models, as the
             end of a sentence; "" if they can.
+        ahead: How its step for GPUs is known ahead of time: compiled by XLA, traced, or not; "" compiles with kernels of
+            its own. For TPUs, XLA compiles the steps of all engines.
         compiles_each_batch: Whether the exported model's computation is compiled for each batch size.
         unsupported: The settings that it does not support.
     """
@@ -87,6 +89,7 @@ class EngineRow:
     topology_variables: Mapping[str, str] = field(default_factory=dict)
     slices: str = ""
     not_prebuilt: str = ""
+    ahead: Literal["compiled", "traced", ""] = ""
     compiles_each_batch: bool = False
     unsupported: tuple[Unsupported, ...] = ()
 
@@ -120,6 +123,7 @@ ENGINES: dict[str, EngineRow] = {
         modules=("jax", "jaxlib"),
         extra="jax",
         keras_backend="jax",
+        ahead="compiled",
         imported_first=("jax.experimental.sparse",),
         cuda_packages={"jax-cuda12-plugin": 12, "jax-cuda13-plugin": 13},
         tpus="all",
@@ -147,6 +151,7 @@ ENGINES: dict[str, EngineRow] = {
         one_device_per_process=True,
         shards=True,
         custom_optimizer="torch",
+        ahead="traced",
         # torch 2.13 for CUDA 13 has kernels from 7.5 on, and needs driver 580 or later:
         # https://github.com/pytorch/pytorch/issues/172352
         compute_capability=7.5,

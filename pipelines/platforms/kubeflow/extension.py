@@ -15,5 +15,6 @@ EXTENSION = Extension(
         ),
     ),
     backends={"trainjob": "slipway.components.train.trainjob.backend:train"},
+    tasks={"kubeflow": "slipway.pipelines.platforms.kubeflow.table:TASKS"},
     platforms=("slipway.pipelines.platforms.kubeflow.platform:KubeflowPlatform",),
 )

@@ -29,7 +29,8 @@ from slipway.pipelines.platforms.kubeflow.server import Server
 from slipway.pipelines.platforms.kubeflow.settings import SHARED_MEMORY, SHARED_MEMORY_PATH, KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import limits_of, node_selector, tolerations, train_job_settings
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
-from slipway.pipelines.table import Role, Task, step_of
+from slipway.pipelines.step import Role, Task
+from slipway.pipelines.table import step_of
 
 # The tasks to which the limits of `kubeflow.cpu` and `kubeflow.memory` apply.
 WORKING = ("prepare-data", "train", "evaluate")

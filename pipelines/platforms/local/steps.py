@@ -19,7 +19,7 @@ from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.local.containers import HOST
 from slipway.pipelines.platforms.local.replica import in_container
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
-from slipway.pipelines.table import Role, Task
+from slipway.pipelines.step import Role, Task
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import table

@@ -15,6 +15,7 @@ EXTENSION = Extension(
         ),
     ),
     backends={"tpu": "slipway.components.train.tpu.backend:train"},
+    tasks={"tpu": "slipway.pipelines.platforms.tpu.table:TASKS"},
     platforms=("slipway.pipelines.platforms.tpu.platform:TpuPlatform",),
     commands=(
         Command(

@@ -34,6 +34,11 @@ EXTENSION = Extension(
         "register_version": "slipway.components.register_model.vertex.steps:register_version",
         "deploy_model": "slipway.components.deploy.steps:deploy_model",
     },
+    rows={
+        "build_image": "slipway.pipelines.platforms.vertex.table:SETUP_ACCESS",
+        "register_model": "slipway.pipelines.platforms.vertex.table:DEPLOY",
+    },
+    tasks={"vertex": "slipway.pipelines.platforms.vertex.table:TASKS"},
     platforms=("slipway.pipelines.platforms.vertex.platform:VertexPlatform",),
     commands=(
         Command(

@@ -41,7 +41,8 @@ from slipway.pipelines.platforms.vertex.facts import console_url, facts_of, serv
 from slipway.pipelines.platforms.vertex.images import Images
 from slipway.pipelines.platforms.vertex.search import request
 from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
-from slipway.pipelines.table import STEPS, TASKS, Role, Task
+from slipway.pipelines.step import Role, Task
+from slipway.pipelines.table import STEPS, TASKS
 
 
 class VertexSteps(PlatformSteps):

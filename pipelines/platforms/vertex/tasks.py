@@ -13,7 +13,8 @@ import yaml
 from slipway.components.cloud.explanation import evaluation, numeric_metrics
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs.record import EVENTS, RunRecord, Status, StepRecord
-from slipway.pipelines.table import STEPS, TASKS, Task
+from slipway.pipelines.step import Task
+from slipway.pipelines.table import STEPS, TASKS
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import Artifact, PipelineJob, PipelineTaskDetail
