@@ -66,7 +66,7 @@ class EngineRow:
         slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
         not_prebuilt: Why Google's prebuilt prediction images (TensorFlow 2.15 at most) cannot serve its models, as the
             end of a sentence; "" if they can.
-        ahead: How its step for GPUs is known ahead of time: compiled by XLA, traced, or not; "" compiles with kernels of
+        ahead: How its step for GPUs is known ahead of time: compiled by XLA, or traced; "" for kernels of
             its own. For TPUs, XLA compiles the steps of all engines.
         compiles_each_batch: Whether the exported model's computation is compiled for each batch size.
         unsupported: The settings that it does not support.
