@@ -268,8 +268,9 @@ def output_errors() -> Iterator[None]:
         show_error(mistake or internal_error(error), as_json=False)
         sys.exit(EXIT_FAILED if mistake is None else EXIT_USAGE)
     except Exception as error:
-        show_error(internal_error(error), as_json=False)
-        sys.exit(EXIT_FAILED)
+        mistake = error if isinstance(error, UserError) else None  # of an extension of another package
+        show_error(mistake or internal_error(error), as_json=False)
+        sys.exit(EXIT_FAILED if mistake is None else EXIT_USAGE)
 
 
 def print_any_character() -> None:

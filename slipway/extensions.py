@@ -12,10 +12,15 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "slipway.extensions"
 # The modules of Slipway's extensions, and the sections of the configuration that they own.
@@ -166,7 +171,11 @@ def load(reference: str) -> Any:
 @functools.cache
 def installed() -> tuple[Extension, ...]:
     """Return the extensions: Slipway's in the order of `MODULES`, then those of other packages by name."""
-    return (*_own(), *_others())
+    extensions = [*_own()]
+    for added in _others():
+        _check_new(added, extensions)
+        extensions.append(added)
+    return tuple(extensions)
 
 
 def _own() -> Iterator[Extension]:
@@ -185,7 +194,42 @@ def _others() -> list[Extension]:
         return []
     from importlib.metadata import entry_points
 
-    return [point.load() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    return [_loaded(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+
+
+def _loaded(point: EntryPoint) -> Extension:
+    """Return the extension of an entry point.
+
+    Raises:
+        UserError: It cannot be imported.
+    """
+    try:
+        extension: Extension = point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else point.name
+        raise UserError(
+            f"The extension {point.name} of the package {package} cannot be loaded: {type(error).__name__}: {error}.",
+            value=point.value,
+            fix=f"correct it, or pip uninstall {package}",
+        ) from error
+    return extension
+
+
+def _check_new(added: Extension, extensions: Sequence[Extension]) -> None:
+    """Raise UserError if an extension has the name of another one, or adds a section or command that exists."""
+
+    def names(extension: Extension) -> set[tuple[str, str]]:
+        sections = {("section", section.name) for section in extension.sections}
+        commands = {("command", command.name) for command in extension.commands}
+        return {("extension", extension.name), *sections, *commands}
+
+    for extension in extensions:
+        for kind, name in sorted(names(added) & names(extension)):
+            raise UserError(
+                f"The extension {added.name} adds the {kind} {name}, which the extension {extension.name} has.",
+                value=added.name,
+                fix=f"rename it, or uninstall the package of {added.name}",
+            )
 
 
 def references(field: str) -> list[str]:

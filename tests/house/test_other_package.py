@@ -62,3 +62,29 @@ def test_without_the_package_its_section_is_unknown(tmp_path: Path) -> None:
     result = slipway(tmp_path, tmp_path, "run")
     assert result.returncode == 2
     assert "has the unknown key mine" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("extension", "problem", "fix"),
+    [
+        ("import nothing_of_this_name", "cannot be loaded: ModuleNotFoundError", "correct it, or pip uninstall broken"),
+        ("1 +", "cannot be loaded: SyntaxError", "correct it, or pip uninstall broken"),
+        (
+            'from slipway.extensions import *\nEXTENSION = Extension("broken", sections=(Section("tune", "a:B", ""),))',
+            "the extension broken adds the section tune, which the extension tune has",
+            "rename it, or uninstall the package of broken",
+        ),
+    ],
+)
+def test_a_package_that_is_broken_is_named_with_a_fix(extension: str, problem: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(extension)
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[slipway.extensions]\nbroken = broken:EXTENSION\n")
+    for arguments in (["list"], ["--help"]):
+        result = slipway(tmp_path, tmp_path, *arguments)
+        assert result.returncode == 2, result.stdout
+        assert problem in result.stderr
+        assert fix in result.stderr
+        assert "Traceback" not in result.stderr
