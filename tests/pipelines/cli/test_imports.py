@@ -19,14 +19,14 @@ ALL = {"click", "typer", "annotated_doc", "shellingham", "rich"}
 ALL |= {"slipway.core", "slipway.pipelines.cli", "slipway.pipelines.terminal"}
 ENGINES = {"slipway.trainer.engines", "slipway.trainer.optimizers"}
 HARDWARE = {*ENGINES, "slipway.pipelines.options", "slipway.pipelines.hardware"}
-RUNS = {f"slipway.pipelines.{name}" for name in ("options", "platforms", "api", "runs", "table")}
+RUNS = {f"slipway.pipelines.{name}" for name in ("options", "platforms", "api", "runs", "step", "table")}
 SETTINGS = {
     *RUNS, *HARDWARE, "slipway.pipelines.config", "slipway.serving.settings",
     "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "email", "yaml",
     "slipway.components.build_image", "slipway.components.cloud", "slipway.components.deploy",
     "slipway.components.evaluate", "slipway.components.notify", "slipway.components.prepare_data",
     "slipway.components.register_model", "slipway.components.train",
-    "slipway.trainer.augmentation", "slipway.trainer.config", "slipway.trainer.hooks", "slipway.trainer.settings",
+    "slipway.trainer.augmentation", "slipway.trainer.checks", "slipway.trainer.config", "slipway.trainer.hooks", "slipway.trainer.settings",
     "slipway.trainer.stages", "slipway.trainer.tasks", "slipway.trainer.weights",
 }  # fmt: skip
 ALLOWED = {
