@@ -26,7 +26,8 @@ SETTINGS = {
     "slipway.components.build_image", "slipway.components.cloud", "slipway.components.deploy",
     "slipway.components.evaluate", "slipway.components.notify", "slipway.components.prepare_data",
     "slipway.components.register_model", "slipway.components.train",
-    "slipway.trainer.augmentation", "slipway.trainer.checks", "slipway.trainer.config", "slipway.trainer.hooks", "slipway.trainer.settings",
+    "slipway.trainer.augmentation", "slipway.trainer.checks",
+    "slipway.trainer.config", "slipway.trainer.hooks", "slipway.trainer.settings",
     "slipway.trainer.stages", "slipway.trainer.tasks", "slipway.trainer.weights",
 }  # fmt: skip
 ALLOWED = {
