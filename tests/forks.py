@@ -121,7 +121,7 @@ def starts_anew(environment: Mapping[str, str]) -> bool:
         return True
     if any((path / "slipway").is_dir() and not path.samefile(ROOT) for path in paths):
         return True  # another copy of the sources
-    if any(next(path.glob("*-info/entry_points.txt"), None) for path in paths):
+    if any(next(path.glob("*-info/entry_points.txt"), None) for path in paths if str(path) not in sys.path):
         return True  # other extensions
     names = {name for name in {*environment, *os.environ} if READ_AT_START.match(name)}
     if _SET_BY_PROGRAMS not in environment:
