@@ -20,8 +20,8 @@ import slipway
 from slipway.core.errors import UserError
 from slipway.core.yaml_loader import load_yaml
 from slipway.pipelines.api.errors import in_python
-from slipway.pipelines.api.functions import overrides
 from slipway.pipelines.api.notebook import runs_table, sparkline, summary_html
+from slipway.pipelines.api.starting import overrides
 from slipway.pipelines.runs.record import ErrorRecord, RunRecord, StepRecord
 from tests.pipelines.comparison.test_comparison import run
 

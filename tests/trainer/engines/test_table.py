@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from slipway.core.errors import UserError
 from slipway.trainer import config
+from slipway.trainer.checks import refuse
 from slipway.trainer.engines import installed
-from slipway.trainer.engines.table import ENGINES, EngineRow, Unsupported, model_files, readers, refuse
+from slipway.trainer.engines.table import ENGINES, EngineRow, Unsupported, model_files, readers
 from slipway.trainer.optimizers import OPTIMIZERS, Optimizer, slots
 
 
