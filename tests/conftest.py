@@ -23,6 +23,7 @@ import typer.testing
 import yaml
 from xdist.scheduler import LoadFileScheduling
 
+from slipway import extensions
 from slipway.core import yaml_loader
 from slipway.core.cores import available_cores
 from slipway.trainer.engines.quick_import import import_tensorflow
@@ -42,6 +43,11 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 # Tests start many interpreters, and several processes read the rewritten assertions: they cache their bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# The tests of an extension stand in its folder's mirror, and are those of nothing if it was deleted.
+ROOT = Path(__file__).parents[1]
+EXTENSIONS = [Path(*module.split(".")[1:-1]) for module in extensions.MODULES]
+collect_ignore = [str(Path(__file__).parent / folder) for folder in EXTENSIONS if not (ROOT / folder).is_dir()]
 
 # kfp asks for the whole stack at each limit of a task; the lines of source, read for each frame, are most of the work.
 inspect.stack = functools.partial(inspect.stack, 0)
