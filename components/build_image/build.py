@@ -75,9 +75,9 @@ def ensure(request: ImageRequest, registry: Registry, build: Callable[[], str | 
 
     `build` returns the digest, or None if the builder does not report it.
     """
-    found = find(request, registry)
-    if found is not None:
-        return BuiltImage(found, reused=True)
+    existing = find(request, registry)
+    if existing is not None:
+        return BuiltImage(existing, reused=True)
     digest = build()
     built = request.by_digest(digest) if digest else find(request, registry)
     if built is None:

@@ -185,11 +185,11 @@ class CloudBuild:
         Of builds that were started at the same moment, all callers follow the first one, and cancel their own.
         """
         tag = request["tags"][0]
-        own = retried(lambda: self._running(location, tag) or self._create(location, request))
-        first = retried(lambda: self._running(location, tag)) or own
-        if first["id"] != own["id"]:
+        build = retried(lambda: self._running(location, tag) or self._create(location, request))
+        first = retried(lambda: self._running(location, tag)) or build
+        if first["id"] != build["id"]:
             with answers_ignored():
-                retried(self._builds().cancel(name=own["name"], body={}).execute)
+                retried(self._builds().cancel(name=build["name"], body={}).execute)
         return first
 
     def _running(self, location: str, tag: str) -> JsonObject | None:

@@ -212,5 +212,5 @@ def _git_files(path: Path, *options: str) -> list[ContextFile]:
 
 def _installed_files(path: Path) -> list[ContextFile]:
     """Return the files at or below `path` but compiled ones; modes are not kept by an installation."""
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [ContextFile(one, False) for one in found if one.is_file() and "__pycache__" not in one.parts]
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [ContextFile(file, False) for file in paths if file.is_file() and "__pycache__" not in file.parts]

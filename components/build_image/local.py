@@ -115,12 +115,12 @@ def pip_settings(environment: Mapping[str, str]) -> tuple[dict[str, str], Path |
     parser = configparser.RawConfigParser()
     files = [*PIP_FILES, environment.get("PIP_CONFIG_FILE", "")]
     parser.read([Path(name).expanduser() for name in files if name])
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for section in ("global", "install"):
-        found |= dict(parser[section]) if parser.has_section(section) else {}
+        options |= dict(parser[section]) if parser.has_section(section) else {}
     for key in (*PIP_KEYS, "cert"):
         value = environment.get("PIP_" + key.upper().replace("-", "_"))
-        found |= {key: value} if value else {}
-    certificates = Path(found["cert"]) if found.get("cert") else None
-    settings = {key: found[key] for key in PIP_KEYS if key in found and "file:" not in found[key]}
+        options |= {key: value} if value else {}
+    certificates = Path(options["cert"]) if options.get("cert") else None
+    settings = {key: options[key] for key in PIP_KEYS if key in options and "file:" not in options[key]}
     return settings, certificates if certificates is not None and certificates.is_file() else None

@@ -131,26 +131,28 @@ def check_requirements(path: Path, locked: Path) -> None:
     Raises:
         UserError: It does not.
     """
-    image = {canonicalize_name(wanted.name): str(wanted.specifier) for _, wanted in _requirements(locked)}
-    for line, wanted in _requirements(path):
-        pins = [specifier for specifier in wanted.specifier if specifier.operator in ("==", "===")]
-        if wanted.url is None and (len(wanted.specifier) != 1 or not pins or pins[0].version.endswith(".*")):
+    image = {
+        canonicalize_name(requirement.name): str(requirement.specifier) for _, requirement in _requirements(locked)
+    }
+    for line, requirement in _requirements(path):
+        pins = [specifier for specifier in requirement.specifier if specifier.operator in ("==", "===")]
+        if requirement.url is None and (len(requirement.specifier) != 1 or not pins or pins[0].version.endswith(".*")):
             raise UserError(
-                f"Line {line} of {path} does not pin {wanted.name} to a version: {wanted}.",
+                f"Line {line} of {path} does not pin {requirement.name} to a version: {requirement}.",
                 setting="build.requirements",
                 value=path.name,
                 allowed="NAME==VERSION on every line, so that an image's name always means the same packages",
                 fix=f"uv pip compile requirements.in -c {locked} -o {path}",
             )
-        existing = image.get(canonicalize_name(wanted.name))
-        if existing is not None and existing != str(wanted.specifier):
+        existing = image.get(canonicalize_name(requirement.name))
+        if existing is not None and existing != str(requirement.specifier):
             raise UserError(
-                f"Line {line} of {path} requires {wanted}; the image has {wanted.name}{existing}, with which Slipway "
-                "is tested.",
+                f"Line {line} of {path} requires {requirement}; the image has {requirement.name}{existing}, "
+                "with which Slipway is tested.",
                 setting="build.requirements",
                 value=path.name,
-                nearest=f"{wanted.name}{existing}",
-                fix=f"change line {line} to {wanted.name}{existing}, or remove it",
+                nearest=f"{requirement.name}{existing}",
+                fix=f"change line {line} to {requirement.name}{existing}, or remove it",
             )
 
 
@@ -159,13 +161,13 @@ def _requirements(path: Path) -> Iterator[tuple[int, Requirement]]:
     text = path.read_text(encoding="utf-8")
     number = 1
     for line in re.sub(r"\\\n", "\\\\", text).splitlines():  # continued lines as one, so that they can be counted
-        wanted = re.sub(r"(^|\s)#.*|--hash=\S+|\\", " ", line).strip()
-        if wanted:
+        requirement = re.sub(r"(^|\s)#.*|--hash=\S+|\\", " ", line).strip()
+        if requirement:
             try:
-                yield number, Requirement(wanted)
+                yield number, Requirement(requirement)
             except InvalidRequirement:
                 raise UserError(
-                    f"Line {number} of {path} is not a requirement: {wanted}.",
+                    f"Line {number} of {path} is not a requirement: {requirement}.",
                     setting="build.requirements",
                     value=path.name,
                     allowed="NAME==VERSION on every line",
@@ -208,13 +210,13 @@ def _matches(path: str, pattern: str) -> bool:
     if "/" not in pattern:
         return any(fnmatch.fnmatchcase(part, pattern) for part in parts)
     paths = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
-    return any(fnmatch.fnmatchcase(each, pattern) for each in paths)
+    return any(fnmatch.fnmatchcase(prefix, pattern) for prefix in paths)
 
 
 def _check_modules(folder: Path, names: list[str], modules: Iterable[str]) -> None:
-    found = {PurePosixPath(name).parts[0] for name in names}
+    top_level = {PurePosixPath(name).parts[0] for name in names}
     for module in modules:
-        if not found & {module, f"{module}.py"}:
+        if not top_level & {module, f"{module}.py"}:
             path = module if (folder / module).is_dir() else f"{module}.py"
             raise UserError(
                 f"The run needs {path}, which would not be in its image: git does not track it, or build.exclude "

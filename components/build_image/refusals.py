@@ -69,22 +69,22 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
     """Return what is wrong with the account of builds, which the service's refusal names by its number only."""
     project, setting = connection.project, account_setting(connection.section)
     setup = f"slipway setup --target {connection.section} --apply"
-    own = f"--set {setting}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which {setup} creates"
+    set_account = f"--set {setting}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which {setup} creates"
     try:
         email = account()
     except Exception as error:
         if not is_answer(error):
             raise
-        what = "get the account that builds run as"
-        return None if may_act else refusal(error, connection, what, "cloudbuild.builds.get")
+        action = "get the account that builds run as"
+        return None if may_act else refusal(error, connection, action, "cloudbuild.builds.get")
     if not email:
         return UserError(
-            f"The project {project} has no default account for builds.", setting=setting, value=None, fix=own
+            f"The project {project} has no default account for builds.", setting=setting, value=None, fix=set_account
         )
     if is_legacy(email):
         return None
-    found = _described(connection, email)
-    if not found:
+    service_account = _described(connection, email)
+    if not service_account:
         compute = email.endswith(DEFAULT_ACCOUNT_DOMAIN)
         why = ": the Compute Engine API is off, or the account was deleted" if compute else ""
         enable = f"gcloud services enable compute.googleapis.com --project={project}, or "
@@ -92,12 +92,12 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
             f"The account {email}, as which builds run, does not exist{why}.",
             setting=setting,
             value=None if compute else email,
-            fix=f"{enable}{own}"
+            fix=f"{enable}{set_account}"
             if compute
             else f"gcloud iam service-accounts create {email.partition('@')[0]} --project={project}, or {setup}",
         )
-    if found.get("disabled"):
-        fix = f"gcloud iam service-accounts enable {email} --project={project}, or {own}"
+    if service_account.get("disabled"):
+        fix = f"gcloud iam service-accounts enable {email} --project={project}, or {set_account}"
         return UserError(f"The account {email}, as which builds run, is disabled.", setting=setting, fix=fix)
     if may_act:
         return None
