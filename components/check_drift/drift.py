@@ -90,27 +90,29 @@ class Divisions:
         missing = int(np.isnan(values).sum())
         widths = np.nan_to_num(np.diff(ordered[ends], append=np.nan)) / (np.nanstd(values) or 1)
         known = len(values) - missing
-        found = np.zeros((3, len(self.is_new)))
+        distances = np.zeros((3, len(self.is_new)))
         for number, division in enumerate(self.is_new):
             sorted_division = division[order]
             new = np.cumsum(sorted_division)[ends]
             apart = np.abs(new / self.now - (counted - new) / self.before)
-            found[0, number] = apart.max()
+            distances[0, number] = apart.max()
             new_known = int(sorted_division[:known].sum())
-            found[2, number] = abs((self.now - new_known) / self.now - (self.before - known + new_known) / self.before)
+            distances[2, number] = abs(
+                (self.now - new_known) / self.now - (self.before - known + new_known) / self.before
+            )
             if 0 < new_known < known:  # both samples have known numbers
                 of_known = np.abs(new / new_known - (counted - new) / (known - new_known))
-                found[1, number] = of_known @ widths
-        return found
+                distances[1, number] = of_known @ widths
+        return distances
 
     def _of_texts(self, values: Values) -> NDArray[np.float64]:
         _, which = np.unique(values, return_inverse=True)
         counts = np.bincount(which)
-        found = np.empty(len(self.is_new))
+        distances = np.empty(len(self.is_new))
         for number, division in enumerate(self.is_new):
             new = np.bincount(which[division], minlength=len(counts))
-            found[number] = np.abs(new / self.now - (counts - new) / self.before).sum() / 2
-        return found
+            distances[number] = np.abs(new / self.now - (counts - new) / self.before).sum() / 2
+        return distances
 
 
 def too_few(before: Sample, now: Sample) -> str:
@@ -137,9 +139,7 @@ def compare(before: Sample, now: Sample, *, false_alarms: float, seed: int = 0) 
     if not joined:
         return []
     measures = {
-        (name, measure): found
-        for name, values in joined.items()
-        for measure, found in divisions.distances(values).items()
+        (name, measure): row for name, values in joined.items() for measure, row in divisions.distances(values).items()
     }
     distances = np.array(list(measures.values()))  # [features and measures, divisions]
     mean, deviation = distances.mean(axis=1), distances.std(axis=1)
@@ -150,7 +150,7 @@ def compare(before: Sample, now: Sample, *, false_alarms: float, seed: int = 0) 
     shifts: dict[str, Shift] = {}
     for (name, measure), distance, threshold in zip(measures, distances[:, 0], thresholds, strict=True):
         shift = Shift(name, measure, float(distance), float(threshold), *words[name])
-        shifts[name] = max(shift, shifts.get(name, shift), key=lambda one: one.ratio)
+        shifts[name] = max(shift, shifts.get(name, shift), key=lambda candidate: candidate.ratio)
     return sorted(shifts.values(), key=lambda shift: -shift.ratio)
 
 
@@ -197,9 +197,9 @@ def lines(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms:
         yield f"{mark} {shift.feature:<{width}}  {_distance(shift):<45}  {shift.before} -> {shift.now}"
     drifted = sum(shift.has_drifted for shift in shifts)
     unread = f", {now.failed:,} without a prediction" if now.failed else ""
-    found = f"{drifted} of {len(shifts)} features {'has' if drifted == 1 else 'have'} drifted"
+    summary = f"{drifted} of {len(shifts)} features {'has' if drifted == 1 else 'have'} drifted"
     yield (
-        f"{found if drifted else 'no drift'}: {now.examples:,} examples{unread}, compared with {before.examples:,}; "
+        f"{summary if drifted else 'no drift'}: {now.examples:,} examples{unread}, compared with {before.examples:,}; "
         f"rate of false alarms {false_alarms:g}"
     )
 

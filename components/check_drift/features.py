@@ -66,16 +66,16 @@ def of_split(model: Model, folder: Path, most: int, seed: int) -> Sample:
     manifest.verify(folder, shards)
     draws = np.random.default_rng(seed)
     share = min(1.0, most / max(1, sum(shard.examples for shard in shards)))
-    found, failed = list[dict[str, Values]](), 0
+    feature_batches, failed = list[dict[str, Values]](), 0
     stored = model.matched(data.signature)
     with without_native_stderr():
         for batch in batches([folder / shard.file for shard in shards], data, READ_TOGETHER):
             chosen = np.flatnonzero(draws.random(len(batch.keys)) < share)
-            given = {name: np.asarray(batch.features[served])[chosen] for name, served in stored.items()}
-            features, without = of_examples(model, given, len(chosen))
-            found += features
+            inputs = {name: np.asarray(batch.features[served])[chosen] for name, served in stored.items()}
+            features, without = of_examples(model, inputs, len(chosen))
+            feature_batches += features
             failed += without
-    return sample_of(found, failed)
+    return sample_of(feature_batches, failed)
 
 
 def of_examples(model: Model, arrays: Arrays, examples: int) -> tuple[list[dict[str, Values]], int]:
@@ -95,39 +95,39 @@ def of_examples(model: Model, arrays: Arrays, examples: int) -> tuple[list[dict[
     return [{**of_inputs(model, inputs), **of_outputs(model, outputs)}] if kept else [], len(faults)
 
 
-def sample_of(found: Sequence[dict[str, Values]], failed: int) -> Sample:
+def sample_of(batches: Sequence[dict[str, Values]], failed: int) -> Sample:
     """Return the features of batches as one sample.
 
     Raises:
         UserError: There are none.
     """
-    if not found:
+    if not batches:
         raise UserError("There is no example that the model can predict on.", setting="DATA", value=None)
-    features = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    features = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     return Sample(features, len(next(iter(features.values()))), failed)
 
 
 def of_inputs(model: Model, arrays: Arrays) -> dict[str, Values]:
     """Return the features of inputs. Dates are none: new data always have other ones."""
-    found: dict[str, Values] = {}
+    features: dict[str, Values] = {}
     for signature, values in arrays.items():
         name, kind = model.source(signature), model.inputs[signature].kind
         if kind == "image":
-            found |= {f"{name}: {what}": one for what, one in _of_images(values).items()}
+            features |= {f"{name}: {statistic}": column for statistic, column in _of_images(values).items()}
         elif kind == "category":
-            found[name] = np.array([_text(value) for value in values.ravel()])
+            features[name] = np.array([_text(value) for value in values.ravel()])
         elif kind == "text":
-            found[f"{name}: words"] = np.array([len(_text(value).split()) for value in values.ravel()], float)
+            features[f"{name}: words"] = np.array([len(_text(value).split()) for value in values.ravel()], float)
         elif kind in ("number", "integer"):
             elements = values.astype(float).reshape(len(values), -1)
             count = elements.shape[1]
             if count == 1:
-                found[name] = elements[:, 0]
+                features[name] = elements[:, 0]
             elif count <= MAX_ELEMENTS:
-                found |= {f"{name}: {number}": elements[:, number] for number in range(count)}
+                features |= {f"{name}: {number}": elements[:, number] for number in range(count)}
             else:
-                found |= {f"{name}: mean": elements.mean(axis=1), f"{name}: deviation": elements.std(axis=1)}
-    return found
+                features |= {f"{name}: mean": elements.mean(axis=1), f"{name}: deviation": elements.std(axis=1)}
+    return features
 
 
 def _text(value: object) -> str:
