@@ -72,8 +72,8 @@ class DataflowJobs:
     def active(self, prefix: str) -> list[JsonObject]:
         """Return summaries of the jobs that have not ended and whose names start with `prefix`, oldest first."""
         every = [job for page in pages(self._api, **self._place, filter="ACTIVE") for job in page.get("jobs", [])]
-        found = [job for job in every if str(job["name"]).startswith(prefix)]
-        return sorted(found, key=lambda job: str(job.get("createTime", "")))
+        jobs = [job for job in every if str(job["name"]).startswith(prefix)]
+        return sorted(jobs, key=lambda job: str(job.get("createTime", "")))
 
     def get(self, job: str) -> JsonObject:
         """Return the summary of a job. A new one may not be found at once (Beam's DataflowRunner retries, too)."""

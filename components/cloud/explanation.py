@@ -103,29 +103,29 @@ def explain(
     """
     task = _first_failed(job, step_of)
     if task is None:
-        found = first_recognized([job.error.message], facts)
-        message = found.sentence if found else _parts(job.error.message)[0] or "The pipeline failed outside its steps."
-        fix = found.fix if found else f"slipway logs {run_id}"
-        return Explanation(step=None, message=message, fix=fix, moves=found.moves if found else ())
+        known = first_recognized([job.error.message], facts)
+        message = known.sentence if known else _parts(job.error.message)[0] or "The pipeline failed outside its steps."
+        fix = known.fix if known else f"slipway logs {run_id}"
+        return Explanation(step=None, message=message, fix=fix, moves=known.moves if known else ())
     step = step_of(task.task_name) or task.task_name
     failed = _failed_job(connection, custom_jobs(task), run_id, facts)
     lines = failed.lines if failed else []
-    said = [failed.message if failed else "", task.error.message, job.error.message]
-    message, quoted = _parts(next((text for text in said if text), ""))
+    messages = [failed.message if failed else "", task.error.message, job.error.message]
+    message, quoted = _parts(next((text for text in messages if text), ""))
     replica = _replica(message, lines)
     mistake = _user_error(lines)
     fix = f"slipway logs {run_id} --step {step}"
     lost_another = _asked_again(message) and replica is not None and replica not in message
     if lost_another:
         message = f"The replica {replica} failed, and the others asked for another try because of it."
-    found = _recognized(said, lines, _log_of(lines, replica) or (quoted or "").splitlines(), facts, lost_another)
+    known = _recognized(messages, lines, _log_of(lines, replica) or (quoted or "").splitlines(), facts, lost_another)
     moves: tuple[str, ...] = ()
     if mistake is not None:
         message, fix = str(UserError.from_dict({**mistake.as_dict(), "fix": None})), mistake.fix or fix
     elif failed is not None and failed.stopped:
         message, fix = failed.stopped
-    elif found is not None:
-        message, fix, moves = found.sentence, found.fix, found.moves
+    elif known is not None:
+        message, fix, moves = known.sentence, known.fix, known.moves
     elif failed is not None and failed.waited:
         message = f"No machines of this kind were free within {failed.waited / 3600:.1f} hours: {message}"
         fix, moves = (
@@ -160,8 +160,8 @@ def _recognized(
         facts: See `explain`.
         lost_another: Whether the status is that of a replica that only lost another one.
     """
-    if found := first_recognized(messages, facts):
-        return found
+    if known := first_recognized(messages, facts):
+        return known
     texts = [] if any(EXITED in text for text in messages) else list(reversed(_own_lines(lines)))
     signalled = not lost_another and any(SIGNALLED.search(text) for text in messages)
     raised = [] if signalled else exceptions(program)
@@ -171,7 +171,7 @@ def _recognized(
         or (
             None
             if lost_another
-            else next((found for text in messages if (found := recognize_status(text, facts))), None)
+            else next((known for text in messages if (known := recognize_status(text, facts))), None)
         )
     )
 
@@ -201,8 +201,8 @@ def custom_jobs(task: PipelineTaskDetail) -> list[str]:
         uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") in KINDS]
         created = [uri.partition("/v1/")[2] for uri in uris]
     container = task.executor_detail.container_detail
-    own = task.executor_detail.custom_job_detail
-    named = [*created, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
+    custom_job = task.executor_detail.custom_job_detail
+    named = [*created, custom_job.job, *custom_job.failed_jobs, container.main_job, *container.failed_main_jobs]
     return list(dict.fromkeys(name for name in named if name))
 
 
@@ -213,16 +213,16 @@ def is_search(job: str) -> bool:
 
 def evaluation(task: PipelineTaskDetail) -> JsonObject:
     """Return what the step evaluate found, from its last task: metrics, verdict and the report's URI."""
-    artifacts = {name: found.artifacts[0] for name, found in task.outputs.items() if found.artifacts}
+    artifacts = {name: output.artifacts[0] for name, output in task.outputs.items() if output.artifacts}
     metadata = {name: dict(artifact.metadata or {}) for name, artifact in artifacts.items()}
-    said = metadata["report"]
+    report = metadata["report"]
     verdict = {
-        "decision": said.get("decision", ""),
-        "reasons": [said.get("reasons", "")],
-        "checked": bool(said.get("checked", True)),
+        "decision": report.get("decision", ""),
+        "reasons": [report.get("reasons", "")],
+        "checked": bool(report.get("checked", True)),
     }
-    found = {"metrics": numeric_metrics(metadata.get("metrics", {})), "metric": said.get("metric", "accuracy")}
-    return {**found, "verdict": verdict, "report": artifacts["report"].uri}
+    measured = {"metrics": numeric_metrics(metadata.get("metrics", {})), "metric": report.get("metric", "accuracy")}
+    return {**measured, "verdict": verdict, "report": artifacts["report"].uri}
 
 
 def evaluated(job: PipelineJob) -> JsonObject:
@@ -234,15 +234,15 @@ def evaluated(job: PipelineJob) -> JsonObject:
 def results(job: PipelineJob) -> JsonObject:
     """Return the results of a job's steps that have finished, as fields of a Notice."""
     tasks = {task.task_name: task for task in job.job_detail.task_details}
-    found: JsonObject = {}
+    fields: JsonObject = {}
     if measured := evaluated(job):
         verdict = measured["verdict"]
-        found |= {"metrics": measured["metrics"], "report": measured["report"]}
-        found |= {"decision": verdict["decision"], "reasons": tuple(verdict["reasons"])}
+        fields |= {"metrics": measured["metrics"], "report": measured["report"]}
+        fields |= {"decision": verdict["decision"], "reasons": tuple(verdict["reasons"])}
     if "register-version" in tasks and "registered" in tasks["register-version"].outputs:
         artifact = tasks["register-version"].outputs["registered"].artifacts[0]
-        found["model"] = dict(artifact.metadata or {}).get("resourceName")
-    return found
+        fields["model"] = dict(artifact.metadata or {}).get("resourceName")
+    return fields
 
 
 def numeric_metrics(metadata: Mapping[str, object]) -> dict[str, float]:
@@ -278,7 +278,7 @@ def _failed_job(
         candidates.append(_FailedJob(name, job.error.message, lines, unread, waited, stopped=stopped))
         if job.state.name in (FAILED, CANCELLED):
             return candidates[-1]
-    return next((found for found in candidates if found.lines), None)
+    return next((candidate for candidate in candidates if candidate.lines), None)
 
 
 def _stopped(connection: Connection, job: CustomJob, run_id: str, facts: Mapping[str, str | None]) -> tuple[str, str]:
@@ -342,10 +342,10 @@ def _failed_trial(
         return _FailedJob(name, "", [], stopped=(CANCELLED_ELSEWHERE, again)) if is_cancelled else None
     job = retried(lambda: connection.jobs.get_custom_job(name=trial.custom_job)) if trial.custom_job else search
     lines, unread = _log(reader, name)
-    own = [line for line in lines if line.trial == trial.id]
+    trial_lines = [line for line in lines if line.trial == trial.id]
     message = job.error.message or trial.infeasible_reason or search.error.message
     stopped = _stopped(connection, job, run_id, facts) if trial.custom_job and job.state.name == CANCELLED else None
-    return _FailedJob(trial.custom_job or name, message, own, unread, trial=trial.id, stopped=stopped)
+    return _FailedJob(trial.custom_job or name, message, trial_lines, unread, trial=trial.id, stopped=stopped)
 
 
 def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
@@ -365,13 +365,13 @@ def _replica(message: str, lines: list[LogLine]) -> str | None:
     A replica that asked for another try is not to blame if an exception ended another one.
     """
     blamed = REPLICA.search(message)
-    own = [line for line in lines if line.replica != SERVICE]
-    names = dict.fromkeys(line.replica for line in own if TRACEBACK in line.text)
-    traced = [name for name in names if exceptions([line.text for line in own if line.replica == name])]
+    replica_lines = [line for line in lines if line.replica != SERVICE]
+    names = dict.fromkeys(line.replica for line in replica_lines if TRACEBACK in line.text)
+    traced = [name for name in names if exceptions([line.text for line in replica_lines if line.replica == name])]
     if blamed:
         return traced[-1] if traced and _asked_again(message) else blamed["replica"]
-    erred = [line.replica for line in own if line.severity in ("ERROR", "CRITICAL")]
-    return next((found[-1] for found in (traced, erred) if found), None)
+    erred = [line.replica for line in replica_lines if line.severity in ("ERROR", "CRITICAL")]
+    return next((replicas[-1] for replicas in (traced, erred) if replicas), None)
 
 
 def _asked_again(text: str) -> bool:
@@ -396,23 +396,23 @@ def _of(replica: str | None, lines: list[LogLine]) -> list[LogLine]:
 
 def _log_of(lines: list[LogLine], replica: str | None) -> list[str]:
     """Return the failed replica's log; of several, that of the last one with a traceback."""
-    own = _of(replica, lines)
-    traced = [line.replica for line in own if TRACEBACK in line.text]
-    return [line.text for line in own if not traced or line.replica == traced[-1]]
+    replica_lines = _of(replica, lines)
+    traced = [line.replica for line in replica_lines if TRACEBACK in line.text]
+    return [line.text for line in replica_lines if not traced or line.replica == traced[-1]]
 
 
 def _traceback(lines: list[LogLine], replica: str | None, quoted: str | None) -> str | None:
     """Return the last traceback of `replica`, else of any replica, else the one `quoted` by the service, else the last
     lines; None without a log.
     """
-    own = [line for line in lines if line.replica != SERVICE]
-    traced = [line.replica for line in own if TRACEBACK in line.text]
-    for some in (_log_of(lines, replica), _log_of(own, traced[-1] if traced else None)):
+    replica_lines = [line for line in lines if line.replica != SERVICE]
+    traced = [line.replica for line in replica_lines if TRACEBACK in line.text]
+    for some in (_log_of(lines, replica), _log_of(replica_lines, traced[-1] if traced else None)):
         if shown := last_traceback(some):
             return "\n".join(shown)
     if quoted:
         return quoted
-    rest = _of(replica, own) or own
+    rest = _of(replica, replica_lines) or replica_lines
     return "\n".join(line.text for line in rest[-TAIL_LINES:]) or None
 
 

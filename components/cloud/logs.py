@@ -113,8 +113,8 @@ def _lines(number: str, entry: JsonObject) -> list[LogLine]:
     worker = entry.get("labels", {}).get("ml.googleapis.com/tpu_worker_id", "")
     replica = labels.get("task_name", SERVICE) + (f"-{worker}" if worker else "")
     severity, time = entry.get("severity", "DEFAULT"), time_of(entry)
-    own = entry.get("labels", {})
-    trial = own.get("ml.googleapis.com/trial_id") or own.get("trial_id", "")
+    entry_labels = entry.get("labels", {})
+    trial = entry_labels.get("ml.googleapis.com/trial_id") or entry_labels.get("trial_id", "")
     return [LogLine(time, number, replica, severity, text, trial) for text in text_of(entry).splitlines()]
 
 

@@ -130,8 +130,8 @@ def unreachable(error: BaseException, address: str = "") -> NetworkError | None:
         host = f"{login[1]}:{login[2]}"
         proxy = _proxy(host)
     for pattern, sentence in GRPC:
-        if found := re.search(pattern, str(error), re.DOTALL):
-            reason = str((found.groups() and found[1]) or "it does not respond")
+        if match := re.search(pattern, str(error), re.DOTALL):
+            reason = str((match.groups() and match[1]) or "it does not respond")
             by = f" through the proxy {proxy}" if proxy else ""
             return _error(sentence.format(host=host, proxy=proxy, by=by, reason=reason.strip().lower()), proxy)
     return None
@@ -165,5 +165,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _reason(error: BaseException) -> str:
     """Return the innermost words of an exception: "Connection refused", without its number and object."""
     text = str(error).rpartition("[Errno")[2].rpartition("] ")[2] or str(error)
-    found = re.search(r"verify failed: ([^(]+)", text)
-    return (found[1] if found else text).strip(" .)'\"").lower()
+    match = re.search(r"verify failed: ([^(]+)", text)
+    return (match[1] if match else text).strip(" .)'\"").lower()

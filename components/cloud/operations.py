@@ -24,7 +24,7 @@ class StillRunningError(Exception):
 def finished(
     operation: JsonObject,
     read: Callable[[str], JsonObject],
-    what: str,
+    action: str,
     deadline: float = DEADLINE_SECONDS,
 ) -> JsonObject:
     """Wait until an operation is done and return its response.
@@ -32,7 +32,7 @@ def finished(
     Args:
         operation: The operation as the service returned it, done or not.
         read: Returns an operation by name.
-        what: What it does, for error messages: "enable the APIs".
+        action: What it does, for error messages: "enable the APIs".
         deadline: Maximum number of seconds to wait.
 
     Raises:
@@ -41,18 +41,18 @@ def finished(
     wait = first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
     name = str(operation["name"])
     until = time.monotonic() + deadline
-    with waiting.Call(f"Google to {what}"):
+    with waiting.Call(f"Google to {action}"):
         while not operation.get("done"):
             if time.monotonic() > until:
                 raise UserError(
-                    f"Could not {what}: Google has not finished after {deadline:.0f} s.",
+                    f"Could not {action}: Google has not finished after {deadline:.0f} s.",
                     fix="run the same command again; it continues where this one stopped",
                 )
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)
             operation = retried(lambda: read(name))
     if "error" in operation:
-        raise UserError(f"Could not {what}: {operation['error'].get('message', operation['error'])}.")
+        raise UserError(f"Could not {action}: {operation['error'].get('message', operation['error'])}.")
     return dict(operation.get("response", {}))
 
 

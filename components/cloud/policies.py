@@ -110,12 +110,12 @@ def add(
         grants: (role, member) pairs, without a condition.
         also: Selects errors to retry in addition to conflicts and transient errors.
     """
-    wanted = list(grants)
+    pairs = list(grants)
     added: list[Grant] = []
 
     def once() -> None:
         policy = _read(connection, resource)
-        missing = [grant for grant in wanted if not holds(policy, *grant)]
+        missing = [grant for grant in pairs if not holds(policy, *grant)]
         if missing:
             # Recorded before the write, which may succeed even if its response is lost.
             added.extend(grant for grant in missing if grant not in added)

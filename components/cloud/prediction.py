@@ -27,5 +27,5 @@ def predict(
 
     values = [json_format.ParseDict(instance, struct_pb2.Value()) for instance in instances]
     answer = client.predict(endpoint=endpoint, instances=values, timeout=seconds, retry=None)
-    found = json_format.MessageToDict(type(answer).pb(answer)).get("predictions", [])
-    return str(answer.deployed_model_id), list(found)
+    predictions = json_format.MessageToDict(type(answer).pb(answer)).get("predictions", [])
+    return str(answer.deployed_model_id), list(predictions)

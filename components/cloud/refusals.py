@@ -55,7 +55,7 @@ def message_of(error: BaseException) -> str:
 def refusal(
     error: BaseException,
     connection: Connection,
-    what: str,
+    action: str,
     needs: str | None = None,
     facts: Mapping[str, object] | None = None,
 ) -> UserError:
@@ -64,7 +64,7 @@ def refusal(
     Args:
         error: The exception.
         connection: The connection of the call.
-        what: What the call was for, as a verb phrase: "read the policy of gs://b".
+        action: What the call was for, as a verb phrase: "read the policy of gs://b".
         needs: The permission that the call needs; several services refuse without naming it.
         facts: The run's values (see `recognize`), if known errors of Vertex AI are to be recognized.
 
@@ -80,47 +80,47 @@ def refusal(
     if not is_answer(error):
         raise error
     if unreached := unreachable(error, connection.endpoint("aiplatform")):
-        return UserError(f"Could not {what}: {lowered(unreached.message)}", fix=unreached.fix)
+        return UserError(f"Could not {action}: {lowered(unreached.message)}", fix=unreached.fix)
     if isinstance(error, GoogleAuthError) and not is_logged_out(error):
         return login_error(error)
     text = message_of(error)
     if is_logged_out(error):
         text = "the credentials for Google Cloud were rejected; perhaps the login has expired"
-        return UserError(f"Could not {what}: {text}.", fix=LOG_IN)
+        return UserError(f"Could not {action}: {text}.", fix=LOG_IN)
     known = recognize_policy(text, {"project": connection.project}) if facts is None else recognize(text, facts)
     if known is not None:
-        return UserError(f"Could not {what}: {known.sentence}", fix=known.fix)
+        return UserError(f"Could not {action}: {known.sentence}", fix=known.fix)
     if is_disabled(error):
         service = SERVICE.search(text)
         name = service[1] if service else "SERVICE.googleapis.com"
         return UserError(
-            f"Could not {what}: the API {name} is not enabled in {connection.project}.",
+            f"Could not {action}: the API {name} is not enabled in {connection.project}.",
             setting=f"{connection.section}.project",
             value=connection.project,
             fix=f"gcloud services enable {name} --project={connection.project}"
             + ("" if name in NOT_OF_RUNS else "; slipway setup --apply enables all that runs need"),
         )
     if status_of(error) == 403:
-        return _forbidden(text, connection, what, needs)
+        return _forbidden(text, connection, action, needs)
     if status_of(error) == 401:
         return UserError(f"The credentials for Google Cloud were rejected: {text}.", fix=LOG_IN)
     if is_transient(error):
         return UserError(
-            f"Could not {what}: Google kept returning transient errors: {text}.",
+            f"Could not {action}: Google kept returning transient errors: {text}.",
             fix=OUTAGE,
         )
-    return UserError(f"Could not {what}: {text}.", fix=f"slipway doctor --target {connection.section}")
+    return UserError(f"Could not {action}: {text}.", fix=f"slipway doctor --target {connection.section}")
 
 
 @contextlib.contextmanager
 def refusing(
-    connection: Connection, what: str, needs: str | None = None, facts: Mapping[str, object] | None = None
+    connection: Connection, action: str, needs: str | None = None, facts: Mapping[str, object] | None = None
 ) -> Iterator[None]:
     """Convert the answers of Google Cloud calls to UserError; see `refusal`."""
     try:
         yield
     except Exception as error:
-        raise refusal(error, connection, what, needs, facts) from error
+        raise refusal(error, connection, action, needs, facts) from error
 
 
 @contextlib.contextmanager
@@ -165,13 +165,13 @@ def _answers() -> tuple[type[BaseException], ...]:
     )
 
 
-def _forbidden(text: str, connection: Connection, what: str, needs: str | None) -> UserError:
+def _forbidden(text: str, connection: Connection, action: str, needs: str | None) -> UserError:
     named = PERMISSION.search(SERVICE.sub("", text))
     permission = named[1] if named else needs if UNNAMED.search(text) else None
     role = role_with(permission) if permission else None
     missing = f": {permission} is missing" if permission else f": {text}"
     return UserError(
-        f"{connection.caller or 'Your account'} may not {what}{missing}.",
+        f"{connection.caller or 'Your account'} may not {action}{missing}.",
         setting=f"{connection.section}.project",
         value=connection.project,
         fix="an owner grants it: " + grant_command(Resource("project", connection.project), member_of(connection), role)

@@ -174,10 +174,10 @@ def policy(
     )
 
 
-def first(times: int, wanted: Callable[[BaseException], bool]) -> Callable[[BaseException], bool]:
-    """Return a function that selects the first `times` of the errors that `wanted` selects, for `retried`."""
+def first(times: int, predicate: Callable[[BaseException], bool]) -> Callable[[BaseException], bool]:
+    """Return a function that selects the first `times` of the errors that `predicate` selects, for `retried`."""
     left = itertools.repeat(True, times)
-    return lambda error: wanted(error) and next(left, False)
+    return lambda error: predicate(error) and next(left, False)
 
 
 def paced(seconds: float) -> float:

@@ -111,8 +111,8 @@ REQUESTED = {
 
 def role_with(permission: str) -> str | None:
     """Return the role to request for a missing permission, or None."""
-    found = [name for name in REQUESTED if name == permission or (name.endswith(".") and permission.startswith(name))]
-    return REQUESTED[max(found, key=len)] if found else None
+    matches = [name for name in REQUESTED if name == permission or (name.endswith(".") and permission.startswith(name))]
+    return REQUESTED[max(matches, key=len)] if matches else None
 
 
 def permissions_of(role: str) -> tuple[str, ...]:

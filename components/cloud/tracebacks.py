@@ -24,9 +24,9 @@ def without_process(line: str) -> str:
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
     """Return the lines of the last traceback, up to the one that names the exception; that of a launcher last."""
-    found = list(_tracebacks(lines))
-    programs = [block for block in found if not _OF_LAUNCHER.match(_exception(block))]
-    return _shown((programs or found)[-1]) if found else []
+    blocks = list(_tracebacks(lines))
+    programs = [block for block in blocks if not _OF_LAUNCHER.match(_exception(block))]
+    return _shown((programs or blocks)[-1]) if blocks else []
 
 
 def exceptions(lines: Sequence[str]) -> list[str]:
@@ -40,12 +40,12 @@ def exceptions(lines: Sequence[str]) -> list[str]:
         if not _OF_LAUNCHER.match(_exception(block)):
             blocks.setdefault(_process(block[0]), []).append(block)
     texts = []
-    for found in blocks.values():
-        if len(found[-1]) - len(_shown(found[-1])) > AFTER:
+    for tracebacks in blocks.values():
+        if len(tracebacks[-1]) - len(_shown(tracebacks[-1])) > AFTER:
             continue
-        for number in reversed(range(len(found))):
-            texts.append(_exception(found[number]))
-            if not any(CAUSE in line for line in found[number - 1]):
+        for number in reversed(range(len(tracebacks))):
+            texts.append(_exception(tracebacks[number]))
+            if not any(CAUSE in line for line in tracebacks[number - 1]):
                 break
     return texts
 

@@ -18,8 +18,8 @@ OTHER_GPU = "a GPU with more memory: slipway hardware lists them"
 
 
 def _bytes(size: str) -> float:
-    found = re.fullmatch(r"([\d.]+?)\.? ?([KMGT]?)i?B?", size)
-    return float(found[1]) * 1024 ** UNITS[found[2]] if found else 0.0
+    match = re.fullmatch(r"([\d.]+?)\.? ?([KMGT]?)i?B?", size)
+    return float(match[1]) * 1024 ** UNITS[match[2]] if match else 0.0
 
 
 def _smaller(values: Mapping[str, str]) -> Mapping[str, str]:

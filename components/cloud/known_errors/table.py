@@ -49,7 +49,7 @@ def first_recognized(
     texts: Iterable[str], facts: Mapping[str, object] | None = None, *, of_job: bool = True
 ) -> Recognized | None:
     """Return the first known error found in a service's `texts`, or None."""
-    return next((found for text in texts if (found := recognize(text, facts, of_job=of_job)) is not None), None)
+    return next((known for text in texts if (known := recognize(text, facts, of_job=of_job)) is not None), None)
 
 
 def recognize_status(text: str, facts: Mapping[str, object] | None = None) -> Recognized | None:
@@ -72,9 +72,9 @@ def recognize_program(
             if row.said_by == "exception" and (match := row.pattern.match(text)):
                 return row.explained(match, facts)
         if answer := _ANSWER.match(text):
-            found = searched((*ORGANIZATION, *ACCESS), text[answer.end() :], facts, ("service", "job"))
-            if found is not None:
-                return Recognized(found.name, found.sentence, found.fix, found.words)
+            known = searched((*ORGANIZATION, *ACCESS), text[answer.end() :], facts, ("service", "job"))
+            if known is not None:
+                return Recognized(known.name, known.sentence, known.fix, known.words)
     unrelated = [text for text in exceptions if not _OF_LIBRARIES.match(text)]
     for line in reversed(lines):
         for row in PROGRAM:
@@ -97,7 +97,7 @@ def as_user_error(words: str, doing: str, facts: Mapping[str, object] | None = N
         doing: The beginning of the message: "The last run was refused".
         facts: See `recognize`.
     """
-    found = recognize(words, facts)
-    if found is None:
+    known = recognize(words, facts)
+    if known is None:
         return UserError(f"{doing}: {' '.join(words.split())}", fix="slipway doctor --target vertex")
-    return UserError(f"{doing}: {found.sentence}", fix=found.fix)
+    return UserError(f"{doing}: {known.sentence}", fix=known.fix)
