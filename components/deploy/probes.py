@@ -61,7 +61,7 @@ def examples(connection: Connection, uri: str, deployment: Deployment) -> list[E
     stored = json.loads(existing(blob.download_as_bytes) or b"{}")
     pairs = zip(stored.get("instances", ()), stored.get("values", ()), strict=False)
     known = [Example(instance, _numbers(values)) for instance, values in pairs]
-    known = [one for one in known if len(json.dumps(one.instance)) <= MAX_BYTES]
+    known = [example for example in known if len(json.dumps(example.instance)) <= MAX_BYTES]
     if not known:
         raise UserError(
             f"The model in {uri} has no test examples with which to check it.",
@@ -86,11 +86,13 @@ class Answer:
 class Prober:
     """Sends the examples to an endpoint in turn."""
 
-    def __init__(self, connection: Connection, endpoint: Endpoint, found: Sequence[Example], seconds: float) -> None:
+    def __init__(
+        self, connection: Connection, endpoint: Endpoint, test_examples: Sequence[Example], seconds: float
+    ) -> None:
         dns = str(endpoint.dedicated_endpoint_dns) if endpoint.dedicated_endpoint_enabled else ""
         self._client = connection.predictions(dns.removeprefix("https://"))
         self._endpoint = endpoint.name
-        self._examples = found
+        self._examples = test_examples
         self._seconds = seconds
         self._sent = 0
 
@@ -154,7 +156,7 @@ class Tally:
                 f"{self.error.rstrip('.')}."
             )
         for name, limit in (("p50", self.check.p50_ms), ("p99", self.check.p99_ms)):
-            slow = 0 if limit is None else sum(1000 * one > limit for one in self.seconds)
+            slow = 0 if limit is None else sum(1000 * seconds > limit for seconds in self.seconds)
             if self.enough and slow > max(1, SLOWER[name] * len(self.seconds)):
                 return (
                     f"The {name} latency of {len(self.seconds):,} answers is {self.percentile(name):,.0f} ms, more "
@@ -187,18 +189,18 @@ def _difference(example: Example, prediction: object, tolerance: float) -> str:
         return ""
     fields = prediction if isinstance(prediction, Mapping) else {}
     try:
-        found = next((_numbers(fields[name]) for name in NUMBERS if name in fields), ())
+        numbers = next((_numbers(fields[name]) for name in NUMBERS if name in fields), ())
     except (TypeError, ValueError):  # {"prediction": "cat"}
-        found = ()
-    if len(found) != len(example.expected):
+        numbers = ()
+    if len(numbers) != len(example.expected):
         return f"An answer has none of {' and '.join(NUMBERS)}, or another number of values than the trained network."
-    differences = [abs(ours - theirs) for ours, theirs in zip(found, example.expected, strict=True)]
+    differences = [abs(number - expected) for number, expected in zip(numbers, example.expected, strict=True)]
     limit = tolerance * max(1.0, *map(abs, example.expected))
-    if all(one <= limit for one in differences):  # False for NaN
+    if all(difference <= limit for difference in differences):  # False for NaN
         return ""
-    most = next((one for one in differences if math.isnan(one)), max(differences))
+    most = next((difference for difference in differences if math.isnan(difference)), max(differences))
     return f"An answer differs by {most:.2g} from the trained network's prediction, more than {limit:.2g}."
 
 
 def _numbers(value: Any) -> Sequence[float]:
-    return [float(one) for one in value] if isinstance(value, Sequence) else [float(value)]
+    return [float(number) for number in value] if isinstance(value, Sequence) else [float(value)]

@@ -108,7 +108,7 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
         UserError: Another model is being rolled out, the traffic was changed by another command, the model has no
             examples, or its machines do not start in time.
     """
-    found = examples(endpoints.connection, version.uri, deployment)
+    test_examples = examples(endpoints.connection, version.uri, deployment)
     endpoint = endpoints.ensure(deployment)
     rollout = _Rollout(endpoints, deployment, version, say)
     current = rollout.current(endpoint)
@@ -121,7 +121,9 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
         return outcome
     rollout.deploy(current)
     endpoint = endpoints.existing(deployment.endpoint_id)
-    prober = Prober(endpoints.connection, endpoint, found, deployment.settings.request_timeout or LONGEST_SECONDS)
+    prober = Prober(
+        endpoints.connection, endpoint, test_examples, deployment.settings.request_timeout or LONGEST_SECONDS
+    )
     for percent in rollout.steps(endpoint, current):
         rollout.give(percent, current)
         tally = rollout.watch(prober, percent)
@@ -182,7 +184,7 @@ def _return_of(endpoint: Endpoint, endpoint_id: str, since: datetime | None, lea
     """Return the traffic after a rollback; that of now if it has been made; see `roll_back`."""
     previous, unfinished, left = (endpoint.labels.get(label, "") for label in (PREVIOUS, ROLLOUT, LEFT))
     serving = [name for name, percent in endpoint.traffic_split.items() if percent]
-    versions = {one.id: version_text(endpoint, one.id) for one in endpoint.deployed_models}
+    versions = {model.id: version_text(endpoint, model.id) for model in endpoint.deployed_models}
     deployed = ", ".join(versions.values())
     chosen = [name for name, version in versions.items() if version.rpartition("@")[2] == leaves]
     if leaves is not None and not chosen:
@@ -269,11 +271,11 @@ class _Rollout:
         settings, until = self.deployment.settings, time.monotonic() + 60 * self.deployment.settings.timeout
         endpoint = self.endpoints.existing(self.deployment.endpoint_id)
         try:
-            for one in endpoint.deployed_models:
-                ours = one.display_name.startswith(DISPLAY_PREFIX)
-                if ours and one.id not in (current, self.candidate) and not endpoint.traffic_split.get(one.id):
-                    self.say(f"undeploying {version_text(endpoint, one.id)}")
-                    self.endpoints.undeploy(self.deployment.endpoint_id, one.id, until)
+            for model in endpoint.deployed_models:
+                ours = model.display_name.startswith(DISPLAY_PREFIX)
+                if ours and model.id not in (current, self.candidate) and not endpoint.traffic_split.get(model.id):
+                    self.say(f"undeploying {version_text(endpoint, model.id)}")
+                    self.endpoints.undeploy(self.deployment.endpoint_id, model.id, until)
             if model_of(endpoint, self.candidate) is None:
                 count = f"{settings.min_replicas} to {settings.max_replicas} replicas"
                 self.say(f"deploying {self.text} to {self.deployment.name} ({settings.machine}, {count})")
@@ -300,17 +302,17 @@ class _Rollout:
             UserError: Another command has changed the traffic or removed the candidate.
         """
         rest = {current: ALL - percent} if current else {}
-        wanted = Traffic({self.candidate: percent, **rest}, self.candidate, current)
+        traffic = Traffic({self.candidate: percent, **rest}, self.candidate, current)
 
         def checked(endpoint: Endpoint) -> Traffic:
-            others = {name for name, part in endpoint.traffic_split.items() if part} - {self.candidate, current}
-            if others or model_of(endpoint, self.candidate) is None:
+            unexpected = {name for name, part in endpoint.traffic_split.items() if part} - {self.candidate, current}
+            if unexpected or model_of(endpoint, self.candidate) is None:
                 raise self._changed()
             if self._given:
                 self.check_unchanged(endpoint)
             if endpoint.traffic_split.get(self.candidate, 0) > percent:  # the same command runs a second time
                 return Traffic(dict(endpoint.traffic_split), self.candidate, current)
-            return wanted
+            return traffic
 
         endpoint = self.endpoints.move(self.deployment.endpoint_id, checked)
         self._given = percent

@@ -84,9 +84,12 @@ class Endpoints:
         """Return Slipway's endpoints by name."""
         client, parent = self.connection.serving, self.connection.parent
         endpoints = retried(lambda: list(client.list_endpoints(parent=parent)))
-        return sorted((one for one in endpoints if NAME_LABEL in one.labels), key=lambda one: one.labels[NAME_LABEL])
+        return sorted(
+            (endpoint for endpoint in endpoints if NAME_LABEL in endpoint.labels),
+            key=lambda endpoint: endpoint.labels[NAME_LABEL],
+        )
 
-    def version(self, model: str, wanted: str) -> Version:
+    def version(self, model: str, number_or_alias: str) -> Version:
         """Return a version of a registered model by its number or alias.
 
         Raises:
@@ -94,9 +97,9 @@ class Endpoints:
         """
         models = self.connection.models
         name = f"{self.connection.parent}/models/{model}"
-        registered = existing(lambda: models.get_model(name=f"{name}@{wanted}"))
+        registered = existing(lambda: models.get_model(name=f"{name}@{number_or_alias}"))
         if registered is None:
-            raise self._no_version(model, name, wanted)
+            raise self._no_version(model, name, number_or_alias)
         version = Version(
             f"{registered.name.partition('@')[0]}@{registered.version_id}",
             registered.version_id,
@@ -107,12 +110,12 @@ class Endpoints:
             raise UserError(
                 f"Version {version.number} of {model} has no serving container, so it cannot be deployed.",
                 setting="--version",
-                value=wanted,
+                value=number_or_alias,
                 fix="slipway run --target vertex, which registers a version with one",
             )
         return version
 
-    def _no_version(self, model: str, name: str, wanted: str) -> UserError:
+    def _no_version(self, model: str, name: str, number_or_alias: str) -> UserError:
         versions = existing(lambda: list(self.connection.models.list_model_versions(name=name)))
         if versions is None:
             return UserError(
@@ -121,8 +124,8 @@ class Endpoints:
                 value=model,
                 fix="slipway run --target vertex, which registers one",
             )
-        known = [text for one in versions for text in (one.version_id, *one.version_aliases)]
-        return UserError.unknown(f"version of {model}", wanted, known, setting="--version")
+        known = [text for version in versions for text in (version.version_id, *version.version_aliases)]
+        return UserError.unknown(f"version of {model}", number_or_alias, known, setting="--version")
 
     def ensure(self, deployment: Deployment) -> Endpoint:
         """Return the endpoint of a deployment, created if it does not exist.
@@ -160,19 +163,19 @@ class Endpoints:
     def change(self, deployment: Deployment, fields: set[str]) -> None:
         """Change fields of an endpoint to what its file says: `labels` and `client_connection_config`."""
         client = self.connection.serving
-        wanted = _endpoint(deployment)
+        desired = _endpoint(deployment)
         if "labels" in fields:
 
             def labels(endpoint: Endpoint) -> JsonObject:
                 kept = {name: endpoint.labels[name] for name in RECORDS if name in endpoint.labels}
-                return {"labels": {**wanted["labels"], **kept}}
+                return {"labels": {**desired["labels"], **kept}}
 
             self.write(deployment.endpoint_id, labels)
         if "client_connection_config" in fields:
             request = {
                 "endpoint": {
                     "name": self._name(deployment.endpoint_id),
-                    "client_connection_config": wanted.get("client_connection_config", {}),
+                    "client_connection_config": desired.get("client_connection_config", {}),
                 }
             }
             started = retried(lambda: client.update_endpoint_long_running(request=request).operation)
@@ -268,16 +271,16 @@ class Endpoints:
             else:
                 completed(self.connection.serving, operation, until)
 
-    def move(self, endpoint_id: str, wanted: Callable[[Endpoint], Traffic]) -> Endpoint:
+    def move(self, endpoint_id: str, traffic_of: Callable[[Endpoint], Traffic]) -> Endpoint:
         """Change the traffic of an endpoint and the record of its rollout in one update; return the endpoint.
 
         Args:
             endpoint_id: The endpoint's id.
-            wanted: Returns the traffic to set, given the endpoint as it is; may raise to stop.
+            traffic_of: Returns the traffic to set, given the endpoint as it is; may raise to stop.
         """
 
         def fields(endpoint: Endpoint) -> JsonObject:
-            traffic = wanted(endpoint)
+            traffic = traffic_of(endpoint)
             split = {name: percent for name, percent in traffic.split.items() if percent}
             if split and sum(split.values()) != ALL:
                 raise ValueError(f"the traffic does not sum to {ALL}: {split}")
@@ -360,7 +363,7 @@ SHOW = "slipway endpoints show"
 
 def model_of(endpoint: Endpoint, deployed: str) -> DeployedModel | None:
     """Return the deployed model with an id, None if there is none."""
-    return next((one for one in endpoint.deployed_models if one.id == deployed), None)
+    return next((model for model in endpoint.deployed_models if model.id == deployed), None)
 
 
 def version_text(endpoint: Endpoint, deployed: str) -> str:

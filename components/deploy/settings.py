@@ -119,7 +119,7 @@ class EndpointSettings(Settings):
     @field_validator("canary")
     @classmethod
     def _rising_to_all(cls, canary: tuple[int, ...]) -> tuple[int, ...]:
-        if canary[-1] != ALL or any(one >= other for one, other in pairwise(canary)):
+        if canary[-1] != ALL or any(lower >= higher for lower, higher in pairwise(canary)):
             text = json.dumps(list(canary))
             raise UserError(
                 f"canary does not rise to {ALL}: {text}.",
