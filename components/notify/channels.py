@@ -45,18 +45,18 @@ def notify(settings: str, run: str, page: str, *, state: str, job: str | None, m
     """
     task = ExitTask.model_validate_json(settings)
     status = state.lower()
-    found: JsonObject = {}
+    details: JsonObject = {}
     problems = []
     if status == "failed":
-        found = {"error": message or "The platform gave no reason.", "fix": f"slipway explain {run}"}
+        details = {"error": message or "The platform gave no reason.", "fix": f"slipway explain {run}"}
     if task.region and job and JOB.fullmatch(job):
         try:
-            found |= _details(task, run, job, status)
+            details |= _details(task, run, job, status)
         except Exception as error:
             logger.error("The job's details could not be read: %s", error, exc_info=not is_answer(error))
             problems.append(f"The job's details could not be read ({type(error).__name__}).")
     notice = Notice(
-        run=run, name=task.name, where=task.where, hardware=task.hardware, status=status, page=page or None, **found
+        run=run, name=task.name, where=task.where, hardware=task.hardware, status=status, page=page or None, **details
     )
     return problems + send(task.notify, notice, task.endpoints)
 
@@ -65,12 +65,12 @@ def _details(task: ExitTask, run: str, name: str, status: str) -> JsonObject:
     """Return what Vertex AI knows about the run, as fields of a Notice."""
     connection = Connection(str(task.facts["project"]), str(task.region), task.endpoints)
     job = retried(lambda: connection.pipelines.get_pipeline_job(name=name))
-    found = results(job)
+    fields = results(job)
     if status == "failed":
         why = explain(connection, job, run, task.facts, task.steps.get)
         if why.step is not None:
-            found |= {"step": why.step, "replica": why.replica, "error": why.message, "fix": why.fix}
-    return found
+            fields |= {"step": why.step, "replica": why.replica, "error": why.message, "fix": why.fix}
+    return fields
 
 
 def send(settings: NotifySettings, notice: Notice | DriftNotice, endpoints: Mapping[str, str]) -> list[str]:

@@ -64,8 +64,8 @@ class NotifySettings(Settings):
     @property
     def variable(self) -> str | None:
         """The environment variable with the webhook's address, if it is in one."""
-        found = VARIABLE.fullmatch(self.webhook or "")
-        return found[1] if found else None
+        match = VARIABLE.fullmatch(self.webhook or "")
+        return match[1] if match else None
 
     @property
     def secret(self) -> str | None:
