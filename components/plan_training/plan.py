@@ -77,9 +77,9 @@ def plan_training(
     warmup = warmup_steps(train, plan)
     for stage in stages(train, plan):
         if warmup >= (steps := stage.end - stage.start) and not memory:
-            what = f"stage {stage.number + 1}" if train.stages else "the run"
+            part = f"stage {stage.number + 1}" if train.stages else "the run"
             events.message(
-                f"{what} ends after {steps} steps, during the warm-up of {warmup}: the learning rate never reaches "
+                f"{part} ends after {steps} steps, during the warm-up of {warmup}: the learning rate never reaches "
                 f"{stage.learning_rate:g}"
             )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
@@ -89,7 +89,7 @@ def plan_training(
 
 def _own_container(train: TrainSettings, data: str) -> Container:
     """Return the container specification of a custom program; without a command, its image's entry point runs."""
-    container: Container = {"args": [each.replace(SEED, str(train.seed)) for each in train.arguments]}
+    container: Container = {"args": [argument.replace(SEED, str(train.seed)) for argument in train.arguments]}
     if train.module is not None and train.image is not None:
         container["command"] = ["python", "-m", train.module]  # Slipway is not in the image
     elif train.module is not None:
@@ -161,14 +161,14 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
         UserError: Not even one example per device fits.
     """
     events.phase("measuring the network's memory")
-    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest)
+    example_bytes = ELEMENT_BYTES * example_elements(train.engine, model, manifest)
     asked, parts = train.batch_size, train.accumulation
-    if asked * each <= memory * parts:
+    if asked * example_bytes <= memory * parts:
         return train
-    fitting = memory // each // workers * workers * parts
+    fitting = memory // example_bytes // workers * workers * parts
     if not fitting:
         raise UserError(
-            f"This machine cannot rehearse the model: an example needs about {each / 2**20:,.0f} MiB, "
+            f"This machine cannot rehearse the model: an example needs about {example_bytes / 2**20:,.0f} MiB, "
             f"and {workers} devices have {memory / 2**20:,.0f} MiB together.",
             setting="model.builder",
             value=model.builder,
