@@ -227,9 +227,9 @@ class Registry:
                 yield
         except OSError as error:
             full = error.errno in FULL
-            what = "its disk is full" if full else (error.strerror or str(error))
+            reason = "its disk is full" if full else (error.strerror or str(error))
             raise UserError(
-                f"Could not register the model in {folder}: {what}.",
+                f"Could not register the model in {folder}: {reason}.",
                 setting="register.registry",
                 value=str(self.root),
                 allowed="a folder that can be written to, with room for a copy of the model",
