@@ -171,7 +171,7 @@ def _made(settings: AccessSettings, group: list[Line]) -> list[Outcome]:
 
 def _problem(settings: AccessSettings, connection: Connection, item: Item, error: Exception) -> UserError:
     """Return why an item could not be created or granted."""
-    what, needs = f"create {item}", f"{policies.PREFIXES.get(item.kind)}.create"
+    action, needs = f"create {item}", f"{policies.PREFIXES.get(item.kind)}.create"
     if isinstance(item, Binding):
         if item.member in settings.submitters and _does_not_exist(error):
             return UserError(
@@ -180,12 +180,12 @@ def _problem(settings: AccessSettings, connection: Connection, item: Item, error
                 value=item.member,
                 fix=f"correct it in {connection.section}.submitters, or remove it",
             )
-        what, needs = f"change the policy of {item.resource}", f"{policies.PREFIXES[item.resource.kind]}.setIamPolicy"
+        action, needs = f"change the policy of {item.resource}", f"{policies.PREFIXES[item.resource.kind]}.setIamPolicy"
     elif item.kind == "api":
-        what, needs = "enable the APIs", "serviceusage.services.enable"
+        action, needs = "enable the APIs", "serviceusage.services.enable"
     elif item.kind == "lifecycle":
-        what, needs = f"set a lifecycle rule of {item.resource}", "storage.buckets.update"
-    return refusal(error, connection, what, None if item.kind == "identity" else needs)
+        action, needs = f"set a lifecycle rule of {item.resource}", "storage.buckets.update"
+    return refusal(error, connection, action, None if item.kind == "identity" else needs)
 
 
 def _call(settings: AccessSettings, items: list[Item]) -> None:
@@ -288,7 +288,7 @@ def _lifecycle(connection: Connection, rule: Named) -> None:
 
     def add() -> None:
         bucket = connection.storage.get_bucket(rule.name, retry=None)
-        rules = [dict(each) for each in bucket.lifecycle_rules]
+        rules = [dict(existing_rule) for existing_rule in bucket.lifecycle_rules]
         if new not in rules:  # otherwise an answer was lost
             bucket.lifecycle_rules = [*rules, new]
             bucket.patch(if_metageneration_match=bucket.metageneration, retry=None)

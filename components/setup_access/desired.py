@@ -88,8 +88,8 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
     access = Access(settings, number, builder)
     items: list[Item] = [*apis(settings, builder), *identities(access)]
     if settings.account:
-        what = "the TPU's machines run" if settings.target == "tpu" else "the steps and the training run"
-        items.append(Named("account", settings.account, f"{what} as this account"))
+        purpose = "the TPU's machines run" if settings.target == "tpu" else "the steps and the training run"
+        items.append(Named("account", settings.account, f"{purpose} as this account"))
     if settings.target == "tpu":
         why = "the TPU's machines delete the TPU, and may do nothing else with TPUs"
         items.append(Named("role", machine_role(settings.project), why, permissions=MACHINE_PERMISSIONS))

@@ -142,9 +142,11 @@ def _is_unseen_rule(item: Item, observed: Observed) -> bool:
 def _lifecycle(item: Named, observed: Observed) -> Line:
     """A rule deletes what is old below each prefix; it may be the user's, with another age or with other prefixes."""
     rules = observed.resources[item.resource].facts.get("lifecycle", ())
-    found = [rule["condition"] for rule in rules if rule["action"]["type"] == "Delete" and rule["condition"].get("age")]
+    conditions = [
+        rule["condition"] for rule in rules if rule["action"]["type"] == "Delete" and rule["condition"].get("age")
+    ]
     deleted = [
-        condition.get("matchesPrefix", [""]) for condition in found if set(condition) <= {"age", "matchesPrefix"}
+        condition.get("matchesPrefix", [""]) for condition in conditions if set(condition) <= {"age", "matchesPrefix"}
     ]
     if all(any(prefix.startswith(tuple(begins)) for begins in deleted) for prefix in item.prefixes):
         return Line(item, "there", "deleted by a lifecycle rule")
@@ -237,8 +239,8 @@ def _binding(item: Binding, settings: AccessSettings, observed: Observed) -> Lin
     for where, policy in ((item.resource, state.policy), (Resource("project", settings.project), project.policy)):
         for role in roles:
             if policy is not None and policies.holds(policy, role, item.member):
-                given = "granted" if (role, where) == (item.role, item.resource) else f"{role} on {where} has it"
-                return Line(item, "there", given)
+                grant = "granted" if (role, where) == (item.role, item.resource) else f"{role} on {where} has it"
+                return Line(item, "there", grant)
     if item.member == observed.caller and state.own is not None and permissions_of(item.role):
         lacks = sorted(set(permissions_of(item.role)) - state.own)
         return Line(item, "missing", f"it lacks {', '.join(lacks)}") if lacks else Line(item, "there", "it may do this")

@@ -86,12 +86,12 @@ def observe(settings: AccessSettings, tries: int = 1, existing: Collection[Resou
     if settings.builds and not builder:
         builder, unasked = _builder(settings, number)
     caller = f"serviceAccount:{connection.caller}" if connection.caller else ""
-    own = [binding for binding in bindings(settings, number, builder) if binding.member == caller]
+    caller_bindings = [binding for binding in bindings(settings, number, builder) if binding.member == caller]
     listed = resources_of(settings, builder)
     with ThreadPoolExecutor(max_workers=2 * len(listed)) as pool:
         ask = functools.partial(read, connection, enabled=enabled, tries=tries, existing=existing)
         states = pool.map(ask, listed)
-        allowed = pool.map(functools.partial(_own, connection, own), listed)
+        allowed = pool.map(functools.partial(_own, connection, caller_bindings), listed)
         seen = {
             resource: replace(state, own=permissions)
             for resource, state, permissions in zip(listed, states, allowed, strict=True)
@@ -102,13 +102,13 @@ def observe(settings: AccessSettings, tries: int = 1, existing: Collection[Resou
 def resources_of(settings: AccessSettings, builder: str | None) -> list[Resource]:
     """Return the resources that are read: those on which roles are needed, and the custom role of a TPU's machines."""
     places = Access(settings, builder=builder).resources()
-    listed = list(dict.fromkeys(resource for found in places.values() for resource in found))
+    listed = list(dict.fromkeys(resource for resources in places.values() for resource in resources))
     return [*listed, Resource("role", machine_role(settings.project))] if settings.target == "tpu" else listed
 
 
-def _own(connection: Connection, own: list[Binding], resource: Resource) -> frozenset[str] | None:
+def _own(connection: Connection, caller_bindings: list[Binding], resource: Resource) -> frozenset[str] | None:
     """Return which of the permissions on a resource that the caller needs it has; None if it cannot be asked."""
-    roles = {binding.role for binding in own if binding.resource == resource}
+    roles = {binding.role for binding in caller_bindings if binding.resource == resource}
     asked = {permission for role in roles for permission in permissions_of(role)}
     if not asked:
         return None

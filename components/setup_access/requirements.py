@@ -211,14 +211,14 @@ class Access:
         """Return the e-mail of each account, none for those that the run does not have."""
         settings, worker = self.settings, self.worker
         on_vertex = settings.target == "vertex"
-        found = {
+        emails = {
             ACCOUNT: settings.account if on_vertex else None,
             MACHINES: None if on_vertex else settings.account,
             BUILDER: self.builder if settings.builds else None,
             WORKER: worker,
             OWN_WORKER: None if worker == settings.account else worker,
         }
-        return {name: [email] if email else [] for name, email in found.items()}
+        return {name: [email] if email else [] for name, email in emails.items()}
 
     def members(self) -> dict[str, list[str]]:
         """Return the policy members of each principal."""
