@@ -180,9 +180,11 @@ def wait(seconds: float) -> None:
 
 def check_same_weights(workers: Sequence[Ended]) -> None:
     """Raise WorkFailed if the replicas report different weight checksums."""
-    said = {worker.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
-    if len(set(said.values())) > 1:
-        listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
+    checksums = {
+        worker.name: matches[-1] for worker in workers if (matches := CHECKSUM.findall("\n".join(worker.tail)))
+    }
+    if len(set(checksums.values())) > 1:
+        listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in checksums.items())
         raise WorkFailed(f"The replicas ended with different weights: {listed}.")
 
 
@@ -205,14 +207,17 @@ def _first_sign(workers: Sequence[Ended]) -> tuple[str, str] | None:
         if is_mutual and accusers[accused] == accusers[lost] and of == how:
             lost = f"the connection of {' and '.join(sorted((lost, accused), key=_rank))}"
             break
-    name = RANK.sub(lambda one: workers[int(one[1])].name if int(one[1]) < len(workers) else one[0], lost)
+    name = RANK.sub(
+        lambda rank_match: workers[int(rank_match[1])].name if int(rank_match[1]) < len(workers) else rank_match[0],
+        lost,
+    )
     return name, f"was lost ({how})"
 
 
 def _rank(replica: str) -> int:
     """Return the rank in a replica's name; -1 for a connection, of two replicas."""
-    found = RANK.fullmatch(replica)
-    return int(found[1]) if found else -1
+    match = RANK.fullmatch(replica)
+    return int(match[1]) if match else -1
 
 
 def _may_pass(mistake: UserError, status: int) -> bool:
@@ -240,8 +245,8 @@ def _root_cause_rank(worker: Ended) -> tuple[int, bool, bool]:
 
 def reported_error(lines: Iterable[str]) -> UserError | None:
     """Return the last user error that a replica reported in its output, or None."""
-    found = [line for line in lines if line.startswith(ERROR_PREFIX)]
-    return UserError.from_dict(json.loads(found[-1].removeprefix(ERROR_PREFIX))) if found else None
+    reports = [line for line in lines if line.startswith(ERROR_PREFIX)]
+    return UserError.from_dict(json.loads(reports[-1].removeprefix(ERROR_PREFIX))) if reports else None
 
 
 def last_traceback(output: Iterable[str]) -> list[str]:

@@ -145,22 +145,22 @@ def reported(folder: Path) -> Reported:
         ValueError: They are not JSON.
     """
     values = json.loads((folder / METRICS_FILE).read_bytes())
-    found = Reported({}, [], [])
+    report = Reported({}, [], [])
     if isinstance(values, list) and values:
-        found.last.append("the list")
+        report.last.append("the list")
         values = values[-1]
     if not isinstance(values, dict):
-        found.ignored.append(f"the {type(values).__name__}")
-        return found
+        report.ignored.append(f"the {type(values).__name__}")
+        return report
     for keys, value in leaves(values):
         name, is_list = ".".join(keys), isinstance(value, list)
         number = (value or [None])[-1] if isinstance(value, list) else value
         if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
-            found.metrics[name] = float(number)
-            found.last.extend([name] if is_list else [])
+            report.metrics[name] = float(number)
+            report.last.extend([name] if is_list else [])
         else:
-            found.ignored.append(name)
-    return found
+            report.ignored.append(name)
+    return report
 
 
 def _is_usable(folder: Path) -> bool:

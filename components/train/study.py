@@ -55,42 +55,44 @@ def unfinished(study: optuna.Study) -> list[optuna.Trial]:
     """Return the trials that an earlier process has not finished."""
     from optuna.trial import Trial
 
-    found = study.get_trials(deepcopy=False)
-    return [Trial(study, frozen._trial_id) for frozen in found if frozen.state.name == "RUNNING"]
+    trials = study.get_trials(deepcopy=False)
+    return [Trial(study, frozen._trial_id) for frozen in trials if frozen.state.name == "RUNNING"]
 
 
 def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> dict[str, Any]:
     """Return the values of a trial's parameters, of those that apply."""
     values: dict[str, Any] = {}
-    for name, each in parameters.items():
-        if not each.applies(values):
+    for name, parameter in parameters.items():
+        if not parameter.applies(values):
             continue
-        if each.choices is not None:  # Optuna stores only numbers, texts and truth values
-            texts = [json.dumps(choice) for choice in each.choices]
+        if parameter.choices is not None:  # Optuna stores only numbers, texts and truth values
+            texts = [json.dumps(choice) for choice in parameter.choices]
             values[name] = json.loads(trial.suggest_categorical(name, texts))
-        elif each.is_whole:
-            assert isinstance(each.low, int) and isinstance(each.high, int)
-            log = each.scale != "linear"
-            values[name] = trial.suggest_int(name, each.low, each.high, step=int(each.step or 1), log=log)
+        elif parameter.is_whole:
+            assert isinstance(parameter.low, int) and isinstance(parameter.high, int)
+            log = parameter.scale != "linear"
+            values[name] = trial.suggest_int(
+                name, parameter.low, parameter.high, step=int(parameter.step or 1), log=log
+            )
         else:
-            assert each.low is not None
-            assert each.high is not None
-            log = each.scale != "linear"
-            values[name] = trial.suggest_float(name, each.low, each.high, step=each.step, log=log)
-        if each.scale == "reverse_log":  # Optuna has only log: it draws, and stores, mirrored values
-            values[name] = each.mirrored(values[name])
+            assert parameter.low is not None
+            assert parameter.high is not None
+            log = parameter.scale != "linear"
+            values[name] = trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=log)
+        if parameter.scale == "reverse_log":  # Optuna has only log: it draws, and stores, mirrored values
+            values[name] = parameter.mirrored(values[name])
     return values
 
 
 def drawn(params: Mapping[str, Any], parameters: dict[str, ParameterSettings]) -> dict[str, Any]:
     """Return the values of a trial's parameters from those that Optuna stores."""
-    found = dict(params)
+    values = dict(params)
     for name, value in params.items():
         if parameters[name].choices is not None:
-            found[name] = json.loads(value)
+            values[name] = json.loads(value)
         elif parameters[name].scale == "reverse_log":
-            found[name] = parameters[name].mirrored(value)
-    return found
+            values[name] = parameters[name].mirrored(value)
+    return values
 
 
 class Validations:
@@ -136,9 +138,9 @@ def value_of(validation: Mapping[str, float], metric: str) -> float:
     """
     value = validation.get(metric)
     if value is None or not math.isfinite(value):
-        found = ", ".join(validation) or "nothing"
+        reported = ", ".join(validation) or "nothing"
         raise UserError(
-            f"the training reported no {metric} of the validation split, but {found}: a program reports it by "
+            f"the training reported no {metric} of the validation split, but {reported}: a program reports it by "
             f'slipway.training.report(step, kind="validation", {metric}=…)',
             setting="tune.metric",
         )
@@ -153,9 +155,9 @@ def may_start(study: optuna.Study, search: SearchSettings, failed: int) -> bool:
 
 def failed(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     """Return the failed trials that were not tried again."""
-    found = study.get_trials(deepcopy=False)
-    repeated = {trial.user_attrs.get(REPEATS) for trial in found}
-    return [trial for trial in found if trial.state.name == "FAIL" and trial.number not in repeated]
+    trials = study.get_trials(deepcopy=False)
+    repeated = {trial.user_attrs.get(REPEATS) for trial in trials}
+    return [trial for trial in trials if trial.state.name == "FAIL" and trial.number not in repeated]
 
 
 def repeat_failed(study: optuna.Study) -> int:

@@ -124,18 +124,21 @@ class TuneSettings(Settings):
     @classmethod
     def _depend_on_choices(cls, parameters: dict[str, ParameterSettings]) -> dict[str, ParameterSettings]:
         before: dict[str, list[Untyped]] = {}
-        for name, each in parameters.items():
-            for other, values in each.when.items():
+        for name, parameter in parameters.items():
+            for other, values in parameter.when.items():
                 if other not in before or any(value not in before[other] for value in values):
                     raise UserError(
                         f"{name} is tuned when {other} is {' or '.join(map(str, values))}, which it never is.",
                         setting=f"tune.parameters.{name}.when",
                         value=other,
                         allowed="choices of a parameter before it: "
-                        + ("; ".join(f"{key}: {', '.join(map(str, each))}" for key, each in before.items()) or "none"),
+                        + (
+                            "; ".join(f"{key}: {', '.join(map(str, choices))}" for key, choices in before.items())
+                            or "none"
+                        ),
                     )
-            if each.choices is not None:
-                before[name] = each.choices
+            if parameter.choices is not None:
+                before[name] = parameter.choices
         return parameters
 
 

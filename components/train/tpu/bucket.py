@@ -92,13 +92,13 @@ class BucketFolder:
         blobs = [blob for blob in self._listed() if not blob.name.endswith("/")]
         self._each(copy, blobs, f"copying {self.uri}")
 
-    def _each(self, copy: Any, things: Iterable[Any], what: str) -> None:
+    def _each(self, copy: Any, things: Iterable[Any], phase: str) -> None:
         things = list(things)
-        if what and things:
-            events.phase(what)
+        if phase and things:
+            events.phase(phase)
         with refusing(self.connection, f"copy to or from {self.uri}"), ThreadPoolExecutor(AT_ONCE) as pool:
             for done, _ in enumerate(pool.map(copy, things), 1):
-                if what:
+                if phase:
                     events.progress(done, len(things), "files")
                 raise_if_terminated()
 

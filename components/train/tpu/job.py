@@ -183,13 +183,13 @@ class _Job:
         """Delete this user's requests of other runs that failed or expired, or were preempted after their launcher was
         lost: they count against the quota.
         """
-        for found in service.listed(self.connection, list(self.settings.zones)):
-            if not found.is_expired or found.owner != service.owner():
+        for resource in service.listed(self.connection, list(self.settings.zones)):
+            if not resource.is_expired or resource.owner != service.owner():
                 continue
-            lease = f"{RUNS}/{found.run_id}/{LEASE}"
+            lease = f"{RUNS}/{resource.run_id}/{LEASE}"
             if has_lapsed(self.connection, self.bucket, lease, self.lease_seconds):
-                self._say(f"deleting the queued resource {found.name} of an earlier run: {STATES[found.state]}")
-                service.request_delete(self.connection, found.zone, found.name)
+                self._say(f"deleting the queued resource {resource.name} of an earlier run: {STATES[resource.state]}")
+                service.request_delete(self.connection, resource.zone, resource.name)
 
     def request(self) -> TpuLost | None:
         """Request a TPU in one zone after the other until one is active; return why it was lost at once, if it was.
@@ -227,18 +227,18 @@ class _Job:
         """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active."""
         minutes, since = self.settings.max_provisioning_minutes, 0.0
         while True:
-            found = self._found()
-            if found is None or found.state == "DELETING":
+            resource = self._found()
+            if resource is None or resource.state == "DELETING":
                 self._read_hosts()
                 return self._explained(TpuLost("was deleted", can_restart=False))
-            if found.state == service.FAILED:
-                known = recognize(found.error)
-                return known.sentence.rstrip(".") if known else found.error or "the request failed"
-            if found.state in service.SUSPENDED:
+            if resource.state == service.FAILED:
+                known = recognize(resource.error)
+                return known.sentence.rstrip(".") if known else resource.error or "the request failed"
+            if resource.state in service.SUSPENDED:
                 return TpuLost("was preempted")
-            if found.state == "ACTIVE":
+            if resource.state == "ACTIVE":
                 return None
-            if found.state == "PROVISIONING":
+            if resource.state == "PROVISIONING":
                 since = since or time.monotonic()
                 if time.monotonic() - since > 60 * minutes:
                     return f"it was still provisioning after {minutes:g} minutes (tpu.max_provisioning_minutes)"
@@ -265,12 +265,12 @@ class _Job:
                     return None
 
     def _lost_tpu(self) -> TpuLost | None:
-        found = self._found()
-        if found is None or found.state == "DELETING":
+        resource = self._found()
+        if resource is None or resource.state == "DELETING":
             return TpuLost("was deleted", can_restart=False)
-        if found.state != "ACTIVE":
-            preempted = found.state in service.SUSPENDED
-            return TpuLost("was preempted" if preempted else STATES.get(found.state, found.state))
+        if resource.state != "ACTIVE":
+            preempted = resource.state in service.SUSPENDED
+            return TpuLost("was preempted" if preempted else STATES.get(resource.state, resource.state))
         state = self._patiently(lambda: service.node_state(self.connection, self.current.zone, self.name))
         if state in LOST_NODES:
             return TpuLost("was preempted" if state == "PREEMPTED" else f"was lost (its state is {state})")
@@ -280,16 +280,18 @@ class _Job:
         """Return the lost TPU with a host's reason for deleting it; raise UserError if another TPU would not help."""
         if lost.can_restart:
             return lost
-        said = [line.removeprefix(DELETING) for host in self.hosts for line in host.tail if line.startswith(DELETING)]
-        if TIME_OVER in said:
+        reasons = [
+            line.removeprefix(DELETING) for host in self.hosts for line in host.tail if line.startswith(DELETING)
+        ]
+        if TIME_OVER in reasons:
             raise UserError(
                 f"The machines of the TPU {self.name} deleted it when its time was over.",
                 setting="tpu.max_hours",
                 value=self.settings.max_hours,
                 fix=f"slipway run --resume {self.run_id} --set tpu.max_hours={2 * self.settings.max_hours:g}",
             )
-        if said:
-            return TpuLost(f"was deleted by its machines: {said[0]}")
+        if reasons:
+            return TpuLost(f"was deleted by its machines: {reasons[0]}")
         raise UserError(
             f"The TPU {self.name} was deleted, but not by this command.", fix=f"slipway run --resume {self.run_id}"
         )
@@ -302,10 +304,10 @@ class _Job:
             WorkFailed: The training failed, or there were too many restarts.
         """
         for host in failed:
-            said = [line.removeprefix(FAILED) for line in host.tail if line.startswith(FAILED)]
-            if host.status == UNAVAILABLE and said:
+            failures = [line.removeprefix(FAILED) for line in host.tail if line.startswith(FAILED)]
+            if host.status == UNAVAILABLE and failures:
                 raise UserError(
-                    f"The TPU's machines could not start the trainer: {said[-1]} failed.",
+                    f"The TPU's machines could not start the trainer: {failures[-1]} failed.",
                     fix=f"see the last lines of slipway logs {self.run_id} --step train; slipway doctor --target tpu",
                 )
         pointer = self.folder.below("checkpoints").read(POINTER)
@@ -332,15 +334,15 @@ class _Job:
         since = time.monotonic()
         while True:
             time.sleep(paced(service.POLL_SECONDS))
-            found = self._patiently(lambda: service.get(self.connection, self.current.zone, self.name))
-            if found is not None or time.monotonic() - since > paced(ABSENT_SECONDS):
+            resource = self._patiently(lambda: service.get(self.connection, self.current.zone, self.name))
+            if resource is not None or time.monotonic() - since > paced(ABSENT_SECONDS):
                 break
-        state = found.state if found else "deleted"
+        state = resource.state if resource else "deleted"
         if (self.name, state) != self._shown:
             self._shown = self.name, state
             self._say(f"{self.name} in {self.current.zone}: {state}")
             events.phase(f"{self.name} in {self.current.zone}: {STATES.get(state, state)}")
-        return found
+        return resource
 
     def _patiently(self, call: Callable[[], Result]) -> Result:
         """Return the result of a call; without an answer from Google, the TPU trains on until the lease lapses."""

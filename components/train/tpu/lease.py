@@ -43,8 +43,8 @@ def has_lapsed(connection: Connection, bucket: str, name: str, seconds: float) -
         UserError: The bucket refuses the access.
     """
     with refusing(connection, f"read gs://{bucket}/{name}"):
-        found = retried(lambda: connection.storage.bucket(bucket).get_blob(name))
-    return found is None or (datetime.now(UTC) - found.updated).total_seconds() > seconds
+        blob = retried(lambda: connection.storage.bucket(bucket).get_blob(name))
+    return blob is None or (datetime.now(UTC) - blob.updated).total_seconds() > seconds
 
 
 class Lease:
@@ -145,10 +145,10 @@ class Lease:
 
     def _read(self) -> dict[str, str]:
         # Another blob: one that has been written asks for the generation that it knows.
-        found = retried(lambda: self._blob.bucket.get_blob(self._blob.name))
-        self._generation = int(found.generation) if found else 0
-        self._updated = found.updated if found else self._updated
-        return dict(found.metadata or {}) if found else {}
+        blob = retried(lambda: self._blob.bucket.get_blob(self._blob.name))
+        self._generation = int(blob.generation) if blob else 0
+        self._updated = blob.updated if blob else self._updated
+        return dict(blob.metadata or {}) if blob else {}
 
     def _write(self) -> datetime:
         """Write the object if nobody else has; an earlier write of ours may have succeeded without an answer."""

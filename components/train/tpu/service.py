@@ -74,19 +74,19 @@ def create(connection: Connection, zone: str, name: str, body: JsonObject) -> No
     Raises:
         UserError: The service refuses the request, or another run has the name.
     """
-    what = f"request the TPU {name} in {zone}"
+    action = f"request the TPU {name} in {zone}"
     api = _api(connection)
     request = api.queuedResources().create(parent=_parent(connection, zone), queuedResourceId=name, body=body)
     try:
         operation = retried(request.execute)
     except Exception as error:
         if not is_conflict(error):
-            raise refusal(error, connection, what, CREATE) from error
+            raise refusal(error, connection, action, CREATE) from error
         existing = get(connection, zone, name)
         if existing is not None and existing.labels != body["tpu"]["nodeSpec"][0]["node"]["labels"]:
-            raise UserError(f"Could not {what}: another run has a queued resource of that name.") from None
+            raise UserError(f"Could not {action}: another run has a queued resource of that name.") from None
         return
-    finished(operation, lambda started: api.operations().get(name=started).execute(), what, CREATE_SECONDS)
+    finished(operation, lambda started: api.operations().get(name=started).execute(), action, CREATE_SECONDS)
 
 
 def get(connection: Connection, zone: str, name: str) -> QueuedResource | None:
@@ -111,8 +111,8 @@ def listed(connection: Connection, zones: list[str]) -> Iterator[QueuedResource]
     for zone in zones:
         with refusing(connection, f"list the queued resources in {zone}", LIST):
             every = [page.get("queuedResources", ()) for page in pages(resources, parent=_parent(connection, zone))]
-        found = [_read(entry) for entries in every for entry in entries]
-        yield from (one for one in found if RUN_LABEL in one.labels)
+        queued = [_read(entry) for entries in every for entry in entries]
+        yield from (resource for resource in queued if RUN_LABEL in resource.labels)
 
 
 def delete(connection: Connection, zone: str, name: str, seconds: float = DELETE_SECONDS) -> None:

@@ -60,9 +60,9 @@ class Cluster:
         from kubernetes import client
 
         self.retries = retries or Retries()
-        self.api, found = _connect(context)
+        self.api, default_namespace = _connect(context)
         self._fix = fix
-        self.namespace = namespace or found
+        self.namespace = namespace or default_namespace
         self.core = client.CoreV1Api(self.api)
         self._objects = client.CustomObjectsApi(self.api)
 
@@ -96,13 +96,13 @@ class Cluster:
 
     def pods(self, name: str) -> list[V1Pod]:
         """Return the pods of a TrainJob, also those that are being deleted."""
-        found: list[V1Pod] = self.call(
+        pods: list[V1Pod] = self.call(
             f"list the pods of the TrainJob {name}",
             lambda: self.core.list_namespaced_pod(
                 self.namespace, label_selector=f"{JOBSET_LABEL}={name}", _request_timeout=CALL_SECONDS
             ),
         ).items
-        return found
+        return pods
 
     def event(self, name: str, selector: str) -> str | None:
         """Return the message of the latest event about an object, or about what was made of it; None without one.
@@ -111,13 +111,13 @@ class Cluster:
             name: The object's name, with which the names of those made of it begin.
             selector: A field selector of events.
         """
-        found = self.call(
+        events = self.call(
             f"list the events of {name}",
             lambda: self.core.list_namespaced_event(
                 self.namespace, field_selector=selector, _request_timeout=CALL_SECONDS
             ),
         ).items
-        about = [event for event in found if event.involved_object.name.startswith(name)]
+        about = [event for event in events if event.involved_object.name.startswith(name)]
         return max(about, key=_time).message if about else None
 
     def log_lines(self, pod: str, after: str, *, follow: bool) -> Iterator[tuple[str, str]]:
@@ -152,7 +152,7 @@ class Cluster:
         finally:
             response.release_conn()
 
-    def call(self, what: str, call: Callable[[], Result]) -> Result:
+    def call(self, action: str, call: Callable[[], Result]) -> Result:
         """Return the result of `call`, with retries.
 
         Raises:
@@ -165,19 +165,19 @@ class Cluster:
         try:
             return self.retries(call)
         except (ApiException, HTTPError) as error:
-            raise self.refusal(what, error) from error
+            raise self.refusal(action, error) from error
 
-    def found(self, what: str, call: Callable[[], Result], *, but: int = NOT_FOUND) -> Result | None:
+    def found(self, action: str, call: Callable[[], Result], *, but: int = NOT_FOUND) -> Result | None:
         """Return the result of `call` (see there), None if the response has the status `but`."""
         try:
-            return self.call(what, call)
+            return self.call(action, call)
         except UserError as refused:
             error = refused.__cause__
             if getattr(error, "status", None) == but and not isinstance(refused, NotInstalledError):
                 return None
             raise
 
-    def refusal(self, what: str, error: ApiException | HTTPError) -> UserError:
+    def refusal(self, action: str, error: ApiException | HTTPError) -> UserError:
         """Return the error that a call failed with, as a UserError."""
         if _is_absent_group(error):
             return NotInstalledError(
@@ -187,14 +187,16 @@ class Cluster:
                 fix=INSTALL,
             )
         if kind_of(error) == DENIED:
-            return DeniedError(f"The cluster does not allow this account to {what}: {sentence(error)}.", fix=self._fix)
+            return DeniedError(
+                f"The cluster does not allow this account to {action}: {sentence(error)}.", fix=self._fix
+            )
         if not getattr(error, "status", None):
             return UserError(
-                f"The API of the cluster at {self.api.configuration.host} cannot be reached to {what}: "
+                f"The API of the cluster at {self.api.configuration.host} cannot be reached to {action}: "
                 f"{sentence(error)}.",
                 fix="kubectl cluster-info",
             )
-        return UserError(f"The cluster refused to {what}: {sentence(error)}.")
+        return UserError(f"The cluster refused to {action}: {sentence(error)}.")
 
 
 def own_pod() -> Owner | None:
@@ -226,7 +228,7 @@ def _connect(context: str | None) -> tuple[Any, str]:
         if file or context or not NAMESPACE_FILE.is_file():
             config.load_kube_config(file, context, client_configuration=configuration)
             contexts, active = config.list_kube_config_contexts(file)
-            used = next((one for one in contexts if one["name"] == context), active)
+            used = next((entry for entry in contexts if entry["name"] == context), active)
             namespace = used["context"].get("namespace") or "default"
         else:
             config.load_incluster_config(client_configuration=configuration)
@@ -252,8 +254,8 @@ def _is_absent_group(error: ApiException | HTTPError) -> bool:
 
 def _time(event: CoreV1Event) -> datetime:
     """Return when an event was last seen; newer components, such as the scheduler, only set `event_time`."""
-    found: datetime = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
-    return found
+    seen_at: datetime = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
+    return seen_at
 
 
 def _stamped(lines: list[bytes], after: str) -> Iterator[tuple[str, str]]:

@@ -145,7 +145,7 @@ class Training:
         condition = _condition(job, "Failed")
         if condition is None:
             return replicas, []
-        failed = sorted((one for one in replicas if one.status), key=lambda one: one.ended_at)
+        failed = sorted((replica for replica in replicas if replica.status), key=lambda replica: replica.ended_at)
         if not failed:
             raise WorkFailed(f"The TrainJob {self._name} failed: {str(condition['message']).rstrip('.')}.")
         return replicas, failed
@@ -252,23 +252,25 @@ class Stopped(Exception):
     """The training was stopped before its end."""
 
 
-def _is_same(found: JsonObject | None, body: JsonObject) -> bool:
+def _is_same(existing: JsonObject | None, body: JsonObject) -> bool:
     """Return whether an existing object is the one that this try wanted to create."""
-    if found is None:
+    if existing is None:
         return False
-    owners = [owner.get("uid") for owner in found["metadata"].get("ownerReferences", ())]
-    annotation = found["metadata"].get("annotations", {}).get(TRY_ANNOTATION)
-    wanted = body["metadata"]
+    owners = [owner.get("uid") for owner in existing["metadata"].get("ownerReferences", ())]
+    annotation = existing["metadata"].get("annotations", {}).get(TRY_ANNOTATION)
+    metadata = body["metadata"]
     return (
-        owners == [wanted["ownerReferences"][0]["uid"]]
-        and annotation == wanted["annotations"][TRY_ANNOTATION]
-        and not found["metadata"].get("deletionTimestamp")
+        owners == [metadata["ownerReferences"][0]["uid"]]
+        and annotation == metadata["annotations"][TRY_ANNOTATION]
+        and not existing["metadata"].get("deletionTimestamp")
     )
 
 
 def _condition(job: JsonObject, kind: str) -> JsonObject | None:
     conditions = job.get("status", {}).get("conditions", ())
-    return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+    return next(
+        (condition for condition in conditions if condition["type"] == kind and condition["status"] == "True"), None
+    )
 
 
 def _obstacle(pod: V1Pod) -> str | None:

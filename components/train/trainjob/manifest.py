@@ -162,18 +162,18 @@ def _job(
 
 
 def _pod(pool: WorkerPool, variables: list[JsonObject], output: str, settings: TrainJobSettings) -> JsonObject:
-    given = pool["container_spec"]
+    container_spec = pool["container_spec"]
     container: JsonObject = {
         "name": CONTAINER,
-        "image": given["image_uri"],
-        "args": [_literal(argument) for argument in given.get("args", ())],
+        "image": container_spec["image_uri"],
+        "args": [_literal(argument) for argument in container_spec.get("args", ())],
         "env": variables,
         "resources": {"limits": settings.resources},
         "livenessProbe": _probe(f"{output}/{LEASE_FILE}"),
         "volumeMounts": [{"name": "slipway", "mountPath": settings.folder}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if given.get("command"):
-        container["command"] = [_literal(argument) for argument in given["command"]]
+    if container_spec.get("command"):
+        container["command"] = [_literal(argument) for argument in container_spec["command"]]
     pod: JsonObject = {
         "restartPolicy": "Never",
         "containers": [container],
@@ -215,7 +215,7 @@ def _variables(addresses: Mapping[int, Sequence[str]], number: int, pool: Worker
     alone = len(addresses[number]) == 1
     place = f"$({INDEX_VARIABLE})"
     cluster = cluster_variables(addresses, number, 0 if alone else place)
-    own = {
+    variables = {
         **variables_of(pool),
         "AIP_MODEL_DIR": f"{output}/model",
         "AIP_CHECKPOINT_DIR": f"{output}/checkpoints",
@@ -230,7 +230,7 @@ def _variables(addresses: Mapping[int, Sequence[str]], number: int, pool: Worker
     }
     return [
         index,
-        *({"name": name, "value": _literal(value)} for name, value in own.items()),
+        *({"name": name, "value": _literal(value)} for name, value in variables.items()),
         # The index is a number in the JSON.
         *({"name": name, "value": value.replace(f'"{place}"', place)} for name, value in cluster.items()),
     ]

@@ -34,7 +34,7 @@ REST_SECONDS = 120.0
 def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
     """Return the name of a pod's replica, or of its host in a TPU slice."""
     pool, index = pod.metadata.labels[POOL_LABEL], int(pod.metadata.annotations[INDEX_ANNOTATION])
-    hosts = next(slice_hosts(variables_of(each)) for number, each in enumerate(pools) if pool_name(number) == pool)
+    hosts = next(slice_hosts(variables_of(spec)) for number, spec in enumerate(pools) if pool_name(number) == pool)
     return replica_name(pool, 0, index, hosts) if hosts > 1 else replica_name(pool, index)
 
 
@@ -85,7 +85,7 @@ class Replica:
         if pod.status.phase != "Pending" and self._thread is None:
             self._thread = threading.Thread(target=self._copy, daemon=True)
             self._thread.start()
-        statuses = [one for one in pod.status.container_statuses or () if one.name == CONTAINER]
+        statuses = [status for status in pod.status.container_statuses or () if status.name == CONTAINER]
         ended = statuses[0].state.terminated if statuses else None
         if ended is not None:
             self._end(ended.exit_code, ended.finished_at)

@@ -84,9 +84,9 @@ def run_search(
         UserError: Too many trials failed, none succeeded, or the cluster refuses TrainJobs.
     """
     with termination_deferred():
-        found = _Search(worker_pool_specs, output, settings, search, restarts, log)
-        found.execute()
-        return found.best()
+        execution = _Search(worker_pool_specs, output, settings, search, restarts, log)
+        execution.execute()
+        return execution.best()
 
 
 @dataclass
@@ -120,12 +120,12 @@ class _Search:
                 while len(self.running) < self.search.parallel and (unfinished or self._may_start()):
                     self._start(unfinished.pop(0) if unfinished else self.study.ask(), threads)
                 wait(paced(POLL_SECONDS))
-                for each in list(self.running):
-                    if each.validations.report():
-                        each.stop.set()
-                    if each.training.done():
-                        self.running.remove(each)
-                        self._end(each)
+                for trial in list(self.running):
+                    if trial.validations.report():
+                        trial.stop.set()
+                    if trial.training.done():
+                        self.running.remove(trial)
+                        self._end(trial)
                 if len(self.failures) > self.search.failures:
                     raise UserError(
                         f"More than tune.failures trials failed; the last one: {self.failures[-1]}",
@@ -141,8 +141,8 @@ class _Search:
             try:
                 yield threads
             finally:
-                for each in self.running:
-                    each.stop.set()
+                for trial in self.running:
+                    trial.stop.set()
 
     def _may_start(self) -> bool:
         over = self.study.user_attrs[BEGAN] + 3600 * (self.search.hours or math.inf)
@@ -216,14 +216,14 @@ class _Search:
 
 def _with_values(pools: list[WorkerPool], values: dict[str, Any]) -> list[WorkerPool]:
     """Return the specifications with the arguments that Vertex AI adds for a trial, too."""
-    given = [
+    arguments = [
         f"{name}={value}" if name.startswith("--") else f"--{name}={text_of(value)}" for name, value in values.items()
     ]
     changed: list[WorkerPool] = []
     for pool in pools:
         if pool:
             container = pool["container_spec"]
-            pool = {**pool, "container_spec": {**container, "args": [*container.get("args", ()), *given]}}
+            pool = {**pool, "container_spec": {**container, "args": [*container.get("args", ()), *arguments]}}
         changed.append(pool)
     return changed
 

@@ -59,11 +59,11 @@ def find_best(connection: Connection, job: str, output: str) -> Search:
     file = local_path(output) / FILE_NAME
     if not job:
         stored = json.loads(file.read_bytes())
-        best, trials = Trial(**stored.pop("best")), [Trial(**each) for each in stored.pop("trials")]
+        best, trials = Trial(**stored.pop("best")), [Trial(**trial) for trial in stored.pop("trials")]
         return Search(best=best, trials=trials, **stored)
     name = json.loads(job)["resources"][0]["resourceUri"].partition("/v1/")[2]
-    found = retried(lambda: connection.jobs.get_hyperparameter_tuning_job(name=name))
-    search = result_of(found, output)
+    tuning_job = retried(lambda: connection.jobs.get_hyperparameter_tuning_job(name=name))
+    search = result_of(tuning_job, output)
     replace_file(file, json.dumps(asdict(search), indent=2).encode())
     return search
 
@@ -85,7 +85,14 @@ def result_of(job: HyperparameterTuningJob, output: str) -> Search:
         folder = f"{output}/{TRIALS}/{attempt}/{trial.id}"
         if any(path.is_file() for path in (local_path(folder) / "model").rglob("*")):  # else it was stopped early
             return Search(metric.metric_id, trial, folder, trials)
-    failed = next((f" Trial {each.id}: {each.infeasible_reason}" for each in job.trials if each.infeasible_reason), "")
+    failed = next(
+        (
+            f" Trial {vertex_trial.id}: {vertex_trial.infeasible_reason}"
+            for vertex_trial in job.trials
+            if vertex_trial.infeasible_reason
+        ),
+        "",
+    )
     raise UserError(
         f"None of the {len(trials)} trials has both reported {metric.metric_id} of the validation split and written a "
         f"model.{failed}",
@@ -96,10 +103,10 @@ def result_of(job: HyperparameterTuningJob, output: str) -> Search:
 
 
 def _trial(trial: VertexTrial, metric: str) -> Trial:
-    values = {each.metric_id: each.value for each in trial.final_measurement.metrics}
+    values = {measurement.metric_id: measurement.value for measurement in trial.final_measurement.metrics}
     value = values.get(metric)
-    found = {each.parameter_id: _value(each.value) for each in trial.parameters}
-    return Trial(trial.id, trial.state.name, value if value is not None and math.isfinite(value) else None, found)
+    parameters = {parameter.parameter_id: _value(parameter.value) for parameter in trial.parameters}
+    return Trial(trial.id, trial.state.name, value if value is not None and math.isfinite(value) else None, parameters)
 
 
 def _value(value: object) -> Any:
