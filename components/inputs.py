@@ -51,13 +51,13 @@ def read(settings: type[Of], section: str, text: str | JsonObject, inputs: Mappi
         problem = error.errors()[0]
         named = references(value_at(values, problem["loc"]))
         setting = ".".join(str(part) for part in (section, *problem["loc"]))
-        what = " and ".join(name.removeprefix(PREFIX) for name in named)
+        parameter = " and ".join(name.removeprefix(PREFIX) for name in named)
         message = str(problem.get("ctx", {}).get("error") or problem["msg"])
         raise UserError(
-            f"{f'The parameter {what}' if what else setting} is invalid: {message[0].lower()}{message[1:]}.",
+            f"{f'The parameter {parameter}' if parameter else setting} is invalid: {message[0].lower()}{message[1:]}.",
             setting=setting if problem["loc"] else None,
             value=problem["input"],
-            fix=f"start the run again with a valid value of {what}" if what else None,
+            fix=f"start the run again with a valid value of {parameter}" if parameter else None,
         ) from None
 
 
@@ -80,8 +80,8 @@ def task_inputs(arguments: Sequence[str]) -> dict[str, JsonValue]:
     """Return the inputs of the task from the arguments of KFP's executor; none if it is not what runs this process."""
     if EXECUTOR_INPUT not in arguments:
         return {}
-    given = json.loads(arguments[arguments.index(EXECUTOR_INPUT) + 1])
-    return dict(whole_numbers(given.get("inputs", {}).get("parameterValues", {})))
+    executor_input = json.loads(arguments[arguments.index(EXECUTOR_INPUT) + 1])
+    return dict(whole_numbers(executor_input.get("inputs", {}).get("parameterValues", {})))
 
 
 def _filled(value: JsonValue, inputs: Mapping[str, JsonValue]) -> JsonValue:
@@ -95,4 +95,4 @@ def _filled(value: JsonValue, inputs: Mapping[str, JsonValue]) -> JsonValue:
     whole = REFERENCE.fullmatch(value)
     if whole is not None and whole[1] in inputs:
         return inputs[whole[1]]
-    return REFERENCE.sub(lambda found: str(inputs.get(found[1], found[0])), value)
+    return REFERENCE.sub(lambda match: str(inputs.get(match[1], match[0])), value)

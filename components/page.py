@@ -23,11 +23,11 @@ def render(template: Path, **content: object) -> str:
     """Render a template that extends `page.html`; its headings have ids, and a contents above them if they are many."""
     titles: dict[str, str] = {}
 
-    def with_id(found: re.Match[str]) -> str:
-        name = re.sub(r"\W+", "-", found[1].lower()).strip("-")
+    def with_id(match: re.Match[str]) -> str:
+        name = re.sub(r"\W+", "-", match[1].lower()).strip("-")
         name = name if name not in titles else f"{name}-{len(titles)}"
-        titles[name] = found[1]
-        return f'<h2 id="{name}">{found[1]}</h2>'
+        titles[name] = match[1]
+        return f'<h2 id="{name}">{match[1]}</h2>'
 
     html = re.sub(r"<h2>(.*?)</h2>", with_id, load(template).render(**content))
     links = " ".join(f'<a href="#{name}">{title}</a>' for name, title in titles.items())
@@ -37,9 +37,11 @@ def render(template: Path, **content: object) -> str:
 
 def completed(report: bytes, version: str, cost: str = "") -> bytes:
     """Return a report with what is known later: its model's registered `version`, and what the training cost."""
-    said = f", registered as <strong>{escape(version)}</strong>" if version else ""
-    paid = f". The training cost {escape(cost)}" if cost else ""
-    return report.replace(REGISTERED.encode(), said.encode(), 1).replace(COST.encode(), paid.encode(), 1)
+    registration = f", registered as <strong>{escape(version)}</strong>" if version else ""
+    training_cost = f". The training cost {escape(cost)}" if cost else ""
+    return report.replace(REGISTERED.encode(), registration.encode(), 1).replace(
+        COST.encode(), training_cost.encode(), 1
+    )
 
 
 def load(template: Path) -> Template:

@@ -142,9 +142,9 @@ def _peak_memory_bytes() -> int:
 def _own_peak_memory_bytes(unit: int) -> int:
     status = Path("/proc/self/status")
     if status.exists():  # on Linux, getrusage includes the parent's memory from before exec
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

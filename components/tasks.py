@@ -157,8 +157,8 @@ def add(component: BaseComponent, image: Place, /, **arguments: object) -> Pipel
     sections = {name: argument for name, argument in arguments.items() if isinstance(argument, Section)}
     inputs = {name: channel for section in sections.values() for name, channel in section.inputs.items()}
     texts = {name: section.text for name, section in sections.items()}
-    given = {name: value for name, value in arguments.items() if value is not None}  # kfp has no constant for None
-    task = on_image(_with_inputs(component, inputs), image)(**{**given, **texts, **inputs})
+    values = {name: value for name, value in arguments.items() if value is not None}  # kfp has no constant for None
+    task = on_image(_with_inputs(component, inputs), image)(**{**values, **texts, **inputs})
     task._outputs = _Outputs(task.name, task.outputs)
     return task
 
