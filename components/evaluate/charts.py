@@ -44,27 +44,27 @@ class History:
 
         More than `POINTS` values are reduced to as many by averaging neighbors.
         """
-        found = [
+        points = [
             (record["step"], record[metric])
             for record in self.records
             if record["kind"] == kind and isinstance(record.get(metric), int | float) and math.isfinite(record[metric])
         ]
-        groups = np.array_split(np.array(found, np.float64).reshape(-1, 2), min(POINTS, max(1, len(found))))
+        groups = np.array_split(np.array(points, np.float64).reshape(-1, 2), min(POINTS, max(1, len(points))))
         means = np.array([group.mean(axis=0) for group in groups if len(group)]).reshape(-1, 2)
         return means[:, 0], means[:, 1]
 
     def names(self) -> list[str]:
         """Return the names of the metrics, in the order of their first record."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for record in self.records:
             if record["kind"] in ("train", "validation"):
-                found |= dict.fromkeys(name for name, value in record.items() if isinstance(value, int | float))
-        return [name for name in found if name not in ("step", "epoch", "time")]
+                names |= dict.fromkeys(name for name, value in record.items() if isinstance(value, int | float))
+        return [name for name in names if name not in ("step", "epoch", "time")]
 
     def validation(self, step: int | None) -> JsonObject:
         """Return the validation at `step`, or the last one if it is None; {} if there is none."""
-        found = (record for record in reversed(self.records) if record["kind"] == "validation")
-        return next((record for record in found if step in (None, record["step"])), {})
+        validations = (record for record in reversed(self.records) if record["kind"] == "validation")
+        return next((record for record in validations if step in (None, record["step"])), {})
 
 
 def read_history(path: Path) -> History:
@@ -129,13 +129,13 @@ def roc_curves(scored: Scores, names: Sequence[str]) -> str | None:
 def precision_recall_curves(scored: Scores, names: Sequence[str]) -> str | None:
     """Plot the mean of the classes' interpolated precision by recall, above their own if they are few."""
     recalls = np.linspace(0, 1, CURVE_POINTS)
-    found = {name: scored.precision_at(index, recalls) for index, name in enumerate(names)}
-    curves = {name: each for name, each in found.items() if each is not None}
+    precisions = {name: scored.precision_at(index, recalls) for index, name in enumerate(names)}
+    curves = {name: curve for name, curve in precisions.items() if curve is not None}
     if not curves:
         return None
     shown = {MEAN: np.mean(list(curves.values()), axis=0), **(curves if len(names) <= CURVES else {})}
     kept = np.linspace(0, CURVE_POINTS - 1, CLASS_POINTS).round().astype(int)
-    lines = {name: (recalls, each) if name == MEAN else (recalls[kept], each[kept]) for name, each in shown.items()}
+    lines = {name: (recalls, curve) if name == MEAN else (recalls[kept], curve[kept]) for name, curve in shown.items()}
     lowest = _lowest(names, scored.each[AVERAGE_PRECISION], lines)
     return _rates(lines, lowest, "recall", "precision", "precision-recall curve", diagonal=False)
 
@@ -151,9 +151,9 @@ def _rates(lines: Lines, lowest: str, x: str, y: str, name: str, *, diagonal: bo
     panel = Panel(replace(_SHARE, label=x), replace(_SHARE, label=y))
     if diagonal:
         panel.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
-    for each in [*(name for name in lines if name not in (lowest, MEAN)), *filter(None, [lowest, MEAN])]:
-        color, width, opacity = {lowest: (SECOND, 1.2, 1.0), MEAN: (ACCENT, 1.8, 1.0)}.get(each, (MUTED, 0.6, 0.55))
-        panel.line(*lines[each], color, width, opacity=opacity, name=each, legend=False)
+    for label in [*(name for name in lines if name not in (lowest, MEAN)), *filter(None, [lowest, MEAN])]:
+        color, width, opacity = {lowest: (SECOND, 1.2, 1.0), MEAN: (ACCENT, 1.8, 1.0)}.get(label, (MUTED, 0.6, 0.55))
+        panel.line(*lines[label], color, width, opacity=opacity, name=label, legend=False)
     if lowest:
         panel.legend = [("mean", ACCENT), (f"lowest: {elided([lowest], NAME_LENGTH)[0]}", SECOND)]
     return draw([panel], _SQUARE, f"{name} of each against the rest, and their mean")

@@ -31,9 +31,9 @@ def fault(model: Model, sample: Batch) -> str | None:
         logging.exception("predicting with %s through the serving code", model.folder)
         return f"The model cannot be served: a request with {sample.key(0)} fails: {instances.sentence(error)}."
     trained, whose = _expected(model, sample)
-    for index, (ours, theirs) in enumerate(zip(served, trained, strict=True)):
-        if np.shape(ours) != np.shape(theirs) or not np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE):
-            difference = np.abs(ours - theirs).max() if np.shape(ours) == np.shape(theirs) else np.inf
+    for index, (actual, expected) in enumerate(zip(served, trained, strict=True)):
+        if np.shape(actual) != np.shape(expected) or not np.allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            difference = np.abs(actual - expected).max() if np.shape(actual) == np.shape(expected) else np.inf
             return (
                 f"The model cannot be served: the answer to a request with {sample.key(index)} differs by "
                 f"{difference:.2g} from {whose}, more than {TOLERANCE:g}."
@@ -54,40 +54,40 @@ def module_fault(folder: Path, module: str) -> str | None:
     if not stored.get(INSTANCES):
         return None
     try:
-        given = instances.arrays(model, instances.read(json.dumps({INSTANCES: stored[INSTANCES]}).encode()))
-        answers = json.loads(json.dumps(instances.predictions(model, model.predict(given))))
+        inputs = instances.arrays(model, instances.read(json.dumps({INSTANCES: stored[INSTANCES]}).encode()))
+        answers = json.loads(json.dumps(instances.predictions(model, model.predict(inputs))))
     except Exception as error:  # of the user's function or of any library
         logging.exception("predicting with %s", module)
         named = f"{type(error).__name__}: {instances.sentence(error)}"
         return f"The model cannot be served: {module} fails with the instances in {FILE_NAME}: {named}."
-    for index, (ours, theirs) in enumerate(zip_longest(answers, stored.get(PREDICTIONS, answers))):
-        if not _alike(ours, theirs):
+    for index, (actual, expected) in enumerate(zip_longest(answers, stored.get(PREDICTIONS, answers))):
+        if not _alike(actual, expected):
             return (
                 f"The model cannot be served: {module} does not return the prediction {index} in {FILE_NAME}: it "
-                f"returns {json.dumps(ours):.200}, not {json.dumps(theirs):.200}."
+                f"returns {json.dumps(actual):.200}, not {json.dumps(expected):.200}."
             )
     return None
 
 
-def _alike(ours: object, theirs: object) -> bool:
+def _alike(actual: object, expected: object) -> bool:
     """Return whether two JSON values are the same, with numbers that may differ by the tolerance."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_alike(value, theirs[name]) for name, value in ours.items())
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
-    if isinstance(ours, int | float) and isinstance(theirs, int | float):
-        return bool(np.isclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
-    return ours == theirs
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return actual.keys() == expected.keys() and all(_alike(value, expected[name]) for name, value in actual.items())
+    if isinstance(actual, list) and isinstance(expected, list):
+        return len(actual) == len(expected) and all(map(_alike, actual, expected))
+    if isinstance(actual, int | float) and isinstance(expected, int | float):
+        return bool(np.isclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
+    return actual == expected
 
 
 def _served(model: Model, sample: Batch) -> list[NDArray[np.float64]]:
     """Return the predictions of a request with the examples."""
     rows = [
-        {name: in_json(each.kind, sample.features[name][index].numpy()) for name, each in model.inputs.items()}
+        {name: in_json(field.kind, sample.features[name][index].numpy()) for name, field in model.inputs.items()}
         for index in range(len(sample.keys))
     ]
-    given = instances.arrays(model, instances.read(json.dumps({"instances": rows}).encode()))
-    outputs = model.predict_padded(given)
+    inputs = instances.arrays(model, instances.read(json.dumps({"instances": rows}).encode()))
+    outputs = model.predict_padded(inputs)
     answers = json.loads(json.dumps({"predictions": instances.predictions(model, outputs)}))["predictions"]
     return [np.array(answer[model.values], np.float64) for answer in answers]
 

@@ -179,7 +179,7 @@ def metrics(values: Mapping[Any, Any], verb: str) -> dict[str, float]:
     """
     if not values:
         raise ValueError(f"{verb} no metrics")
-    found = {}
+    floats = {}
     for name, value in values.items():
         try:
             if isinstance(value, str | bool | bytes):
@@ -189,8 +189,8 @@ def metrics(values: Mapping[Any, Any], verb: str) -> dict[str, float]:
             raise ValueError(f"{verb} {name} = {value!r:.60}, which is {_kind(value)}, not a number") from None
         if not math.isfinite(number):
             raise ValueError(f"{verb} {name} = {number}, which is not finite")
-        found[str(name)] = number
-    return found
+        floats[str(name)] = number
+    return floats
 
 
 def _check_plot(title: object, plot: object) -> None:
@@ -228,7 +228,7 @@ def _reported(model: Path, metric: str) -> dict[str, float]:
         "run it again; or --set evaluate.module=MODULE:FUNCTION"
     )
     try:
-        found = reported(model)
+        report = reported(model)
     except FileNotFoundError:
         raise UserError(
             f"The program wrote no {METRICS_FILE} to AIP_MODEL_DIR, and there is no other evaluation of its model.",
@@ -240,10 +240,10 @@ def _reported(model: Path, metric: str) -> dict[str, float]:
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}.", fix=fix) from None
-    if not found.metrics:
-        ignored = f", but {', '.join(found.ignored)}" if found.ignored else ""
+    if not report.metrics:
+        ignored = f", but {', '.join(report.ignored)}" if report.ignored else ""
         raise UserError(f"{path} has no metric that is a finite number{ignored}.", fix=fix)
-    if found.note:
-        logger.warning(found.note)
-        events.message(found.note)
-    return found.metrics
+    if report.note:
+        logger.warning(report.note)
+        events.message(report.note)
+    return report.metrics

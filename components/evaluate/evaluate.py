@@ -60,20 +60,20 @@ class Evaluation(Measurement):
 
     def as_dict(self) -> JsonObject:
         """Return what a run's record stores: both models' metrics and the verdict."""
-        found: JsonObject = {
+        record: JsonObject = {
             "metrics": self.model.metrics,
             "metric": self.settings.gate.name,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }
         if self.manifest is not None:
-            found[INTERVALS] = {name: list(interval) for name, interval in self.model.intervals.items()}
-            found["baseline_metrics"] = dict(self.baseline)
-            found["slices"] = {
-                each.name: {"metrics": each.measures.metrics(), INTERVALS: each.measures.intervals()}
-                for each in self.model.slices
+            record[INTERVALS] = {name: list(interval) for name, interval in self.model.intervals.items()}
+            record["baseline_metrics"] = dict(self.baseline)
+            record["slices"] = {
+                part.name: {"metrics": part.measures.metrics(), INTERVALS: part.measures.intervals()}
+                for part in self.model.slices
             }
-        return found
+        return record
 
 
 def evaluate(
@@ -96,25 +96,25 @@ def evaluate(
     if settings.champion == "none":
         opponent, without = None, "Not compared with a champion (evaluate.champion=none)."
     if isinstance(data, Path) and not is_custom(settings, model):
-        found = measure_on_split(settings, model, data, opponent)
+        measurement = measure_on_split(settings, model, data, opponent)
     else:
-        found = custom.measure(settings, model, data, opponent)
+        measurement = custom.measure(settings, model, data, opponent)
     verdict = decide(
-        found.settings.gate,
-        found.model.metrics,
-        found.opponent,
+        measurement.settings.gate,
+        measurement.model.metrics,
+        measurement.opponent,
         without,
-        found.how,
-        found.baseline,
-        found.slices,
-        found.model.intervals.get(found.settings.gate.name),
-        found.notes,
+        measurement.how,
+        measurement.baseline,
+        measurement.slices,
+        measurement.model.intervals.get(measurement.settings.gate.name),
+        measurement.notes,
     )
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
-    elif found.sample:
-        verdict = verdict.unless(contract.fault(*found.sample))
-    return Evaluation(**vars(found), verdict=verdict)
+    elif measurement.sample:
+        verdict = verdict.unless(contract.fault(*measurement.sample))
+    return Evaluation(**vars(measurement), verdict=verdict)
 
 
 def is_custom(settings: EvaluateSettings, model: Path) -> bool:
@@ -161,8 +161,8 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
     for batch, answers in _predicted(data, description, split, settings.batch_size, models):
         unseen.update(batch)
         constant.update(batch.labels)
-        for each, answer in zip(models, answers, strict=True):
-            each.update(batch, answer)
+        for served_model, answer in zip(models, answers, strict=True):
+            served_model.update(batch, answer)
         done += len(batch.labels)
         now = time.monotonic()
         if now - reported_at >= EVENT_SECONDS or done == split.examples:
@@ -193,9 +193,9 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
 def _test_split(description: Manifest, data: Path) -> Split:
     split = description.splits.get(SPLIT)
     if split is None or not split.examples:
-        found = "is empty" if split else "does not exist"
+        state = "is empty" if split else "does not exist"
         raise UserError(
-            f"The data set in {data} cannot be evaluated on: its split {SPLIT!r} {found}.",
+            f"The data set in {data} cannot be evaluated on: its split {SPLIT!r} {state}.",
             setting="data.split",
             value=", ".join(f"{name}: {part.examples}" for name, part in description.splits.items()),
             allowed="a test split of at least one example",
@@ -281,8 +281,8 @@ def batches(shards: list[Path], description: Manifest, batch_size: int) -> Itera
     measures, inputs = EVALUATED[description.task], description.all_inputs
     label = tf.io.FixedLenFeature([len(description.classes)] if measures.label_per_name else [], measures.label)
     features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
-    for name, each in inputs.items():
-        features[name] = tf.io.FixedLenFeature(each.stored_shape, TYPES[each.kind])
+    for name, data_input in inputs.items():
+        features[name] = tf.io.FixedLenFeature(data_input.stored_shape, TYPES[data_input.kind])
     records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
     parse = as_it_is(lambda batch: tf.io.parse_example(batch, features))
     for parsed in records.map(parse).prefetch(2):

@@ -162,7 +162,7 @@ def decide(
         decision = "unchanged" if champion.identical else "not comparable"
     if not all(passed):
         decision = "reject"
-    reasons = [reason for holds, reason in sorted(judged, key=lambda each: each[0] is not False) if reason]
+    reasons = [reason for holds, reason in sorted(judged, key=lambda judgment: judgment[0] is not False) if reason]
     return Verdict(decision, reasons, bool(passed) or decision != "promote", passed.count(False))
 
 
@@ -228,10 +228,10 @@ def _against_baseline(
     value = metrics[gate.name]
     better, reason = (trivial - value if gate.minimized else value - trivial) > ROUNDING, ""
     if not better:
-        ours, theirs = told_apart(value, trivial, ROUNDING)
+        value_shown, trivial_shown = told_apart(value, trivial, ROUNDING)
         reason = (
-            f"The {gate.label}, {ours}, is no better than the baseline's, {theirs}: that of a constant prediction, "
-            "learned from the targets of the training split alone."
+            f"The {gate.label}, {value_shown}, is no better than the baseline's, {trivial_shown}: that of a constant "
+            "prediction, learned from the targets of the training split alone."
         )
     elif interval and interval[0] <= trivial <= interval[1]:
         low, high = map(number, interval)
@@ -312,13 +312,13 @@ def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
             nearest=nearest(gate.name, champion.metrics),
             fix="--set evaluate.champion=none, for this run",
         )
-    theirs = champion.metrics[gate.name]
-    gain = theirs - value if gate.minimized else value - theirs
+    champion_value = champion.metrics[gate.name]
+    gain = champion_value - value if gate.minimized else value - champion_value
     beaten = gain >= gate.margin - ROUNDING
-    ours_shown, theirs_shown = told_apart(value, theirs, ROUNDING)
+    ours_shown, theirs_shown = told_apart(value, champion_value, ROUNDING)
     relation = "equals"
     if abs(gain) > ROUNDING:  # with enough decimals to distinguish the difference from the margin
-        size = told_apart(abs(gain), abs(gate.margin), ROUNDING, decimals(value, theirs))[0]
+        size = told_apart(abs(gain), abs(gate.margin), ROUNDING, decimals(value, champion_value))[0]
         relation = f"is {'better' if gain > 0 else 'worse'} by {size} than"
     margin = "at least as good" if gate.significance is None else "better"
     if gate.margin:
@@ -351,19 +351,19 @@ def _over_seeds(gate: GateSettings, values: Sequence[float], champion: Opponent)
     """Compare the mean over trainings with several seeds with the champion's, which counts as one more training."""
     from slipway.components.evaluate.measures.significance import another_p_value  # imports scipy
 
-    theirs, mean = champion.metrics[gate.name], statistics.fmean(values)
-    p_value = another_p_value(values, theirs)
-    better = (theirs - mean if gate.minimized else mean - theirs) > ROUNDING
-    ours_shown, theirs_shown = told_apart(mean, theirs, ROUNDING)
-    told = (
+    champion_value, mean = champion.metrics[gate.name], statistics.fmean(values)
+    p_value = another_p_value(values, champion_value)
+    better = (champion_value - mean if gate.minimized else mean - champion_value) > ROUNDING
+    ours_shown, theirs_shown = told_apart(mean, champion_value, ROUNDING)
+    comparison = (
         f"Over {len(values)} seeds, the {gate.label} is {ours_shown} on average, against the champion's "
         f"{theirs_shown}; the p-value of the difference is {_shown(p_value)} (t-test, with the champion as "
         "one more training)"
     )
     if gate.significance is None:
-        return None, f"{told}."
+        return None, f"{comparison}."
     holds = better and p_value <= gate.significance
-    return holds, f"{told}: it is {'' if holds else 'not '}significantly better."
+    return holds, f"{comparison}: it is {'' if holds else 'not '}significantly better."
 
 
 def _shown(p_value: float) -> str:

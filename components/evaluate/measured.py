@@ -134,18 +134,18 @@ class Measurement:
         gate, champion = self.settings.gate, {}
         if self.champion:
             champion = {part.name: part.measures for part in self.champion.slices}
-        found = []
+        slice_values = []
         for part in self.model.slices:
             if (value := _value(part.measures, gate.name)) is None:
                 continue
             values = SliceValues(part.name, part.measures.examples, value)
             if (beaten := champion.get(part.name)) is not None:
-                ours, theirs = (_value(measures, gate.name) for measures in (part.compared, beaten))
-                values = replace(values, ours=ours, theirs=theirs, compared=part.compared.examples)
+                ours, champion_value = (_value(measures, gate.name) for measures in (part.compared, beaten))
+                values = replace(values, ours=ours, theirs=champion_value, compared=part.compared.examples)
                 if gate.slice_margin is not None:
                     values = replace(values, shortfall=shortfall(part.compared, beaten, gate))
-            found.append(values)
-        return sorted(found, key=lambda each: each.value, reverse=gate.minimized)
+            slice_values.append(values)
+        return sorted(slice_values, key=lambda entry: entry.value, reverse=gate.minimized)
 
 
 def _value(measures: Measures[Any], metric: str) -> float | None:
@@ -171,8 +171,8 @@ def unseen_by(hashes: NDArray[np.uint64] | None, *models: Path) -> Mask | None:
 
     A model has seen what it was trained on, and what it was selected on, the validation split.
     """
-    found = [each for each in map(seen.seen_by, models) if each is not None]
-    if hashes is None or not found:
+    seen_hashes = [model_hashes for model_hashes in map(seen.seen_by, models) if model_hashes is not None]
+    if hashes is None or not seen_hashes:
         return None
-    unseen: Mask = ~np.isin(hashes, np.concatenate(found))
+    unseen: Mask = ~np.isin(hashes, np.concatenate(seen_hashes))
     return None if unseen.all() else unseen

@@ -49,7 +49,7 @@ class Axis:
         cls, *values: Sequence[float] | Floats, margin: float = 0.05, zero: bool = False, **options: object
     ) -> Axis:
         """Return an axis of all values, and of 0 if `zero`, with a margin at each other end."""
-        everything = np.concatenate([np.asarray(each, np.float64) for each in values])
+        everything = np.concatenate([np.asarray(numbers, np.float64) for numbers in values])
         axis = cls(float(everything.min()), float(everything.max()), **options)  # type: ignore[arg-type]
         low, high = axis._scaled(np.array([axis.low, axis.high])).tolist()
         space = margin * (high - low) or 0.05 * abs(high) or 0.05
@@ -83,8 +83,8 @@ class Axis:
         return [(value, number(value / unit, digits) + sign * bool(value)) for value in values]
 
     def _scaled(self, values: ArrayLike) -> Floats:
-        found: Floats = np.asarray(values, np.float64)
-        return np.log10(found) if self.logarithmic else found
+        array: Floats = np.asarray(values, np.float64)
+        return np.log10(array) if self.logarithmic else array
 
     def _step(self) -> float:
         """Return the distance between ticks: 1, 2, 2.5 or 5 times a power of ten."""
@@ -131,10 +131,11 @@ class Panel:
         for name, x, y in self._lines:
             kept = np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))
             texts = [
-                (brief(each), number(value)) for each, value in zip(x[kept].tolist(), y[kept].tolist(), strict=True)
+                (brief(position), number(value))
+                for position, value in zip(x[kept].tolist(), y[kept].tolist(), strict=True)
             ]
             self.listed.append((name, texts))
-            titles = [f"{name}: {self.x.label} {each}, {self.y.label} {value}" for each, value in texts]
+            titles = [f"{name}: {self.x.label} {position}, {self.y.label} {value}" for position, value in texts]
             self._targets(x[kept], y[kept], titles)
         self._lines = []
 
@@ -249,7 +250,7 @@ def _table(panels: Sequence[Panel], description: str) -> str:
     )
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{each}</th>' for each in ("Series", escape(panels[-1].x.label), "Value"))
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in ("Series", escape(panels[-1].x.label), "Value"))
     return (
         '<details class="values"><summary>Values</summary><div class="box"><table>'
         f"<caption>{escape(description)}</caption>"

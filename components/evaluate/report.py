@@ -129,7 +129,7 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
         "untrained": model.description.get("trainable_bytes") == 0,
-        "unseen": [(each, _few(each)) for each in evaluation.unseen],
+        "unseen": [(unseen, _few(unseen)) for unseen in evaluation.unseen],
         "compared": model.compared.examples,
         "metric_rows": list(rows.of_split(evaluation, manifest)),
         "slice_metrics": list(rows.by_slice(evaluation, manifest)),
@@ -189,13 +189,13 @@ def _links(evaluation: Evaluation) -> list[tuple[str, str]]:
     logs = os.environ.get(LOGS_VARIABLE)
     if not logs:
         return []
-    found = [("Configuration", "config.yaml"), ("log of the evaluation", "logs/evaluate.log")]
+    links = [("Configuration", "config.yaml"), ("log of the evaluation", "logs/evaluate.log")]
     if evaluation.manifest is not None:
-        found.insert(0, ("Statistics of the data set", "statistics.html"))
-    theirs = str((evaluation.champion.registration if evaluation.champion else {}).get("run_id") or "")
-    if theirs and (Path(logs).parents[1] / theirs / "report.html").is_file():
-        found.append((f"the champion’s report ({theirs})", f"../{theirs}/report.html"))
-    return found
+        links.insert(0, ("Statistics of the data set", "statistics.html"))
+    champion_run = str((evaluation.champion.registration if evaluation.champion else {}).get("run_id") or "")
+    if champion_run and (Path(logs).parents[1] / champion_run / "report.html").is_file():
+        links.append((f"the champion’s report ({champion_run})", f"../{champion_run}/report.html"))
+    return links
 
 
 def _commands(run: str, manifest: Manifest | None) -> list[str]:
@@ -280,8 +280,8 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
     if "variables_bytes" in about:
         size, trainable = about.pop("variables_bytes"), about.pop("trainable_bytes", 0)
         about["weights"] = f"{size:,} bytes, {trainable / max(size, 1):.1%} trainable"
-    others = {key: key.replace("_", " ").capitalize() for key in about if key not in (*_MODEL, *_TRAINING)}
-    inputs = [f"{name} ({each.kind})" for name, each in manifest.inputs.items()]
+    other_entries = {key: key.replace("_", " ").capitalize() for key in about if key not in (*_MODEL, *_TRAINING)}
+    inputs = [f"{name} ({data_input.kind})" for name, data_input in manifest.inputs.items()]
     more = len(inputs) - INPUTS_NAMED
     data = {
         "Data set": manifest.name,
@@ -300,7 +300,7 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
     }
     return [
         ("Model", _entries(about, _MODEL)),
-        ("Training", _entries(about, _TRAINING | others)),
+        ("Training", _entries(about, _TRAINING | other_entries)),
         ("Data", [(label, value) for label, value in data.items() if value]),
     ]
 

@@ -19,19 +19,19 @@ def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
     model, champion = evaluation.model, evaluation.champion
     assert model.measures is not None
     assert model.compared is not None
-    theirs, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
+    champion_metrics, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
     compared, without_interval = model.compared.metrics(), model.measures.without()
     tested = comparisons(model.compared, champion.measures) if champion and champion.measures else {}
     alpha = evaluation.settings.gate.significance or SIGNIFICANCE
     for name, metric in TASKS[manifest.task].metrics.items():
         if name not in model.metrics:
             continue
-        shown = [model.metrics[name], evaluation.baseline.get(name), theirs.get(name)]
+        shown = [model.metrics[name], evaluation.baseline.get(name), champion_metrics.get(name)]
         places = formatting.decimals(*shown)
-        value, trivial, beaten = (formatting.number(each, places) for each in shown)
+        value, trivial, beaten = (formatting.number(number, places) for number in shown)
         ends, their_ends = (
-            found and formatting.interval(*found, places)
-            for found in (each.get(name) for each in (model.intervals, intervals))
+            bounds and formatting.interval(*bounds, places)
+            for bounds in (by_name.get(name) for by_name in (model.intervals, intervals))
         )
         test = tested.get(name)
         row = {
@@ -47,34 +47,34 @@ def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
             "doubt": "not tested" if test is None or test.p_value is None else "not significantly",
         }
         minimized = metric.direction == "minimize"
-        yield row | _difference(compared.get(name), theirs.get(name), places, minimized=minimized)
+        yield row | _difference(compared.get(name), champion_metrics.get(name), places, minimized=minimized)
 
 
 def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
     """Yield each metric with its rows by slice, the worst first; the gate's metric is the first one."""
     alpha, champion = evaluation.settings.gate.significance or SIGNIFICANCE, evaluation.champion
-    theirs = {each.name: each.measures for each in champion.slices} if champion else {}
+    champion_measures = {part.name: part.measures for part in champion.slices} if champion else {}
     tested = {
-        each.name: comparisons(each.compared, theirs[each.name])
-        for each in evaluation.model.slices
-        if each.name in theirs and each.compared.examples
+        part.name: comparisons(part.compared, champion_measures[part.name])
+        for part in evaluation.model.slices
+        if part.name in champion_measures and part.compared.examples
     }
     metrics = TASKS[manifest.task].metrics
     for name in sorted(metrics, key=lambda name: name != evaluation.settings.gate.name):
         minimized, rows = metrics[name].direction == "minimize", []
-        for each in evaluation.model.slices:
-            value = each.measures.metrics().get(name)
+        for part in evaluation.model.slices:
+            value = part.measures.metrics().get(name)
             if value is None:
                 continue
-            beaten = theirs[each.name].metrics().get(name) if each.name in tested else None
-            places, ends = formatting.decimals(value, beaten), each.measures.intervals().get(name)
-            test = tested.get(each.name, {}).get(name)
-            ours = each.compared.metrics().get(name) if each.compared.examples else None
-            row: JsonObject = {"name": each.name, "examples": each.measures.examples, "sorted": value}
+            beaten = champion_measures[part.name].metrics().get(name) if part.name in tested else None
+            places, ends = formatting.decimals(value, beaten), part.measures.intervals().get(name)
+            test = tested.get(part.name, {}).get(name)
+            ours = part.compared.metrics().get(name) if part.compared.examples else None
+            row: JsonObject = {"name": part.name, "examples": part.measures.examples, "sorted": value}
             row |= {"value": formatting.number(value, places), "interval": ends and formatting.interval(*ends, places)}
             row |= {
                 "champion": formatting.number(beaten, places),
-                "compared": each.compared.examples if champion else None,
+                "compared": part.compared.examples if champion else None,
             }
             row |= {"significant": test is not None and test.is_significant(alpha)}
             rows.append(row | _difference(ours, beaten, places, minimized=minimized))
@@ -90,27 +90,29 @@ def _capitalized(title: str) -> str:
 def of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
     """Yield the rows of the metrics table, the gate's metric first; only known directions have a trend."""
     gate, ours = evaluation.settings.gate, evaluation.model.metrics
-    theirs = evaluation.champion.metrics if evaluation.champion else {}
+    champion_metrics = evaluation.champion.metrics if evaluation.champion else {}
     for name in sorted(ours, key=lambda name: name != gate.name):
-        places, metric = formatting.decimals(ours[name], theirs.get(name)), known(name)
+        places, metric = formatting.decimals(ours[name], champion_metrics.get(name)), known(name)
         row: JsonObject = {
             "label": name,
             "meaning": "",
             "value": formatting.number(ours[name], places),
             "interval": None,
         }
-        row |= {"champion": formatting.number(theirs.get(name), places), "champion_interval": None}
+        row |= {"champion": formatting.number(champion_metrics.get(name), places), "champion_interval": None}
         row |= {"significant": False, "doubt": ""}
         minimized = None if metric is None else metric.direction == "minimize"
         if name == gate.name:
             minimized = gate.minimized
-        yield row | _difference(ours[name], theirs.get(name), places, minimized=minimized)
+        yield row | _difference(ours[name], champion_metrics.get(name), places, minimized=minimized)
 
 
-def _difference(ours: float | None, theirs: float | None, places: int, *, minimized: bool | None) -> JsonObject:
+def _difference(
+    value: float | None, champion_value: float | None, places: int, *, minimized: bool | None
+) -> JsonObject:
     """Return the difference of a metric from the champion's, and whether it is better, "" if nobody knows."""
-    if ours is None or theirs is None:
+    if value is None or champion_value is None:
         return {"difference": "–", "trend": ""}
-    gain = formatting.difference(ours, theirs, places)
+    gain = formatting.difference(value, champion_value, places)
     trend = "same" if gain[0] not in f"+{formatting.MINUS}" else "better" if (gain[0] == "+") != minimized else "worse"
     return {"difference": gain, "trend": "" if minimized is None else trend}

@@ -62,7 +62,7 @@ class ServedModel:
         self._parts: list[tuple[Mask, Measures[Any]]] = []
         self._done = 0
         self._measures, self._compared = self._part(np.ones(examples, bool), compared, worst)
-        self._slices = [MeasuredSlice(each.name, *self._part(each.mask, compared)) for each in slices]
+        self._slices = [MeasuredSlice(part.name, *self._part(part.mask, compared)) for part in slices]
         self.model = self._load()
         self._stored = self.model.matched(data.signature)
         self._measures.threshold = self.model.threshold  # the parts receive its predictions
@@ -77,9 +77,9 @@ class ServedModel:
     def _part(self, mask: Mask, compared: Mask | None, worst: int = 0) -> tuple[Measures[Any], Measures[Any]]:
         """Return new measures of the examples of a mask, and of those among them that are compared."""
         masks = [mask] if compared is None else [mask & compared] if self._is_champion else [mask, mask & compared]
-        found = [EVALUATED[self._data.task].of(self._data, int(each.sum()), worst) for each in masks]
-        self._parts += zip(masks, found, strict=True)
-        return found[0], found[-1]
+        measures = [EVALUATED[self._data.task].of(self._data, int(part_mask.sum()), worst) for part_mask in masks]
+        self._parts += zip(masks, measures, strict=True)
+        return measures[0], measures[-1]
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Return the model's values for a batch, [batch, names] or [batch]; several threads may call this at once."""
@@ -102,7 +102,9 @@ class ServedModel:
             if kept.all():
                 measures.update(predictions)
             elif kept.any():
-                measures.update(replace(predictions, **{name: each[kept] for name, each in vars(predictions).items()}))
+                measures.update(
+                    replace(predictions, **{name: array[kept] for name, array in vars(predictions).items()})
+                )
         self._done += len(batch.labels)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
         examples = []
@@ -169,8 +171,8 @@ class ServedModel:
         values: Floats = answers.astype(np.float64)
         expected = (len(batch.labels), len(self.model.names)) if self._outputs.names else (len(batch.labels),)
         if values.size != np.prod(expected):
-            found = list(values.shape)
-            raise self._problem(f"returned {self._outputs.values} of the shape {found}, not {list(expected)}")
+            shape = list(values.shape)
+            raise self._problem(f"returned {self._outputs.values} of the shape {shape}, not {list(expected)}")
         if not np.isfinite(values).all():
             raise self._problem(f"returned NaN or infinite {self._outputs.values.removesuffix('s')}s")
         return values.reshape(expected)
@@ -198,17 +200,17 @@ class ServedModel:
             return False
         return True
 
-    def _problem(self, what: str, fix: str | None = None) -> UserError:
+    def _problem(self, problem: str, fix: str | None = None) -> UserError:
         if self._is_champion:
             return UserError(
-                f"The champion in {self._folder} {what}.",
+                f"The champion in {self._folder} {problem}.",
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
                 fix=f"--set evaluate.champion=none to evaluate without it, or {fix or f'restore {self._folder}'}",
             )
         return UserError(
-            f"The model in {self._folder} {what}.",
+            f"The model in {self._folder} {problem}.",
             fix="train it again on this data set: slipway run, without --resume",
         )
 
@@ -236,14 +238,14 @@ def load(folder: Path, data: Manifest) -> Model:
             )
     stored, names = model.matched(data.signature), ", ".join(data.all_inputs)
     inputs = {served: data.all_inputs[name] for name, served in data.signature.items()}
-    for name, each in model.inputs.items():
+    for name, field in model.inputs.items():
         source = model.source(name)
         if name not in stored:
             raise OtherData(f"has the input {source}, which the data set {data.name} does not have: {names}")
-        one = inputs[stored[name]]
-        if (kind := each.type_name) != (expected := TYPES[one.kind]):
+        data_input = inputs[stored[name]]
+        if (kind := field.type_name) != (expected := TYPES[data_input.kind]):
             raise OtherData(f"reads the input {source} as {kind}, but it is {expected} in the data set {data.name}")
-        if one.nullable and not each.nullable:
+        if data_input.nullable and not field.nullable:
             raise OtherData(f"needs a number for the input {source}, which examples of the data set {data.name} lack")
     return model
 
@@ -258,7 +260,7 @@ def _shown(features: Features, data: Manifest) -> tuple[bytes, dict[str, str]]:
             image = bytes(value)
         elif len(texts) < VALUES_SHOWN and inputs[name].kind != IMAGE:
             flat = np.ravel(np.asarray(value, object) if isinstance(value, bytes) else value).tolist()
-            cells = [_cell(each) for each in flat[:ELEMENTS_SHOWN]]
+            cells = [_cell(element) for element in flat[:ELEMENTS_SHOWN]]
             texts[name] = ", ".join([*cells, "…"] if len(flat) > ELEMENTS_SHOWN else cells)
     return image, texts
 
@@ -271,8 +273,8 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    known = set(others)
+def _without(names: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
+    known = set(excluded)
     return tuple(name for name in names if name not in known)
 
 

@@ -30,7 +30,7 @@ MAXIMIZED = tuple(name for name, metric in KNOWN.items() if metric.direction == 
 
 def known(name: str) -> Metric | None:
     """Return the known metric of a name with or without one of `PREFIXES`, or None."""
-    prefix = next((each for each in PREFIXES if name.startswith(each)), "")
+    prefix = next((candidate for candidate in PREFIXES if name.startswith(candidate)), "")
     return KNOWN.get(name.removeprefix(prefix))
 
 
@@ -244,12 +244,12 @@ class EvaluateSettings(Settings):
     @property
     def slice_functions(self) -> list[str]:
         """The entries of `slices` that are functions of the user, as module:function."""
-        return [each for each in self.slices if re.fullmatch(FUNCTION_PATTERN, each)]
+        return [entry for entry in self.slices if re.fullmatch(FUNCTION_PATTERN, entry)]
 
     @property
     def slice_columns(self) -> list[str]:
         """The other entries of `slices`: columns, and conditions on columns."""
-        return [each for each in self.slices if each not in self.slice_functions]
+        return [entry for entry in self.slices if entry not in self.slice_functions]
 
     @model_validator(mode="after")
     def _gate_of_slices(self) -> EvaluateSettings:

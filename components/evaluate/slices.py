@@ -55,12 +55,12 @@ def find(settings: Sequence[str], data: Manifest, read: Callable[[], Iterator[Ba
     readers = {text: _reader(text, data) for text in settings}
     if not readers:
         return []
-    found: dict[str, list[NDArray[Any]]] = {text: [] for text in readers}
+    arrays: dict[str, list[NDArray[Any]]] = {text: [] for text in readers}
     for batch in read():
         for text, values_of in readers.items():
-            found[text].append(values_of(batch))
+            arrays[text].append(values_of(batch))
     slices: dict[str, Slice] = {}
-    for text, parts in found.items():
+    for text, parts in arrays.items():
         for part in _slices(text, np.concatenate(parts)):
             copies = itertools.count(2)
             name = part.name
@@ -106,7 +106,11 @@ def _column(name: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
         side = SIZES.index(name)
         images = data.signature["image"]
         return lambda batch: np.array([image_size(image)[side] for image in batch.features[images].numpy()])
-    names = [each for each, found in data.inputs.items() if found.kind != "image" and not found.stored_shape]
+    names = [
+        column
+        for column, data_input in data.inputs.items()
+        if data_input.kind != "image" and not data_input.stored_shape
+    ]
     names += SIZES if data.has_image else ()
     if about is None or name not in names:
         near = nearest(name, names)
@@ -122,7 +126,7 @@ def _column(name: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
     stored = data.signature[name]
     if about.kind == "category":
         return lambda batch: np.array(
-            [each.decode(errors="replace") for each in batch.features[stored].numpy()], object
+            [value.decode(errors="replace") for value in batch.features[stored].numpy()], object
         )
     return lambda batch: batch.features[stored].numpy()
 

@@ -52,7 +52,9 @@ class Baseline:
 
     def metrics(self) -> dict[str, float]:
         """Return its metrics, {} without a training split; a constant is calibrated, which says nothing."""
-        found, *others = [measures.metrics() for measures in self._measures] or [{}]
-        for other in others:
-            found |= {name: max(found[name], other[name]) for name in OF_ALL_LABELS if name in found}
-        return {name: value for name, value in found.items() if name not in ("examples", "expected_calibration_error")}
+        metrics, *rest = [measures.metrics() for measures in self._measures] or [{}]
+        for other in rest:
+            metrics |= {name: max(metrics[name], other[name]) for name in OF_ALL_LABELS if name in metrics}
+        return {
+            name: value for name, value in metrics.items() if name not in ("examples", "expected_calibration_error")
+        }

@@ -60,7 +60,7 @@ class CountAverages:
             "macro_recall": self.support,
             "macro_f1": (self.predicted + self.support) / 2,
         }
-        return {name: each.astype(np.float64) for name, each in counts.items()}
+        return {name: denominator.astype(np.float64) for name, denominator in counts.items()}
 
     def macro(self) -> dict[str, float | None]:
         """Return the means over the classes that have examples; None if none has any."""
@@ -73,7 +73,7 @@ class CountAverages:
         if not present.any():
             return {}
         scale = examples * present / present.sum()
-        predicted, support = (ratio(scale, each.astype(np.float64)) for each in (self.predicted, self.support))
+        predicted, support = (ratio(scale, counts.astype(np.float64)) for counts in (self.predicted, self.support))
         both = ratio(scale, (self.predicted + self.support).astype(np.float64))
         return {
             "macro_precision": summed(predicted, -self.precision * predicted, none),
@@ -127,7 +127,7 @@ class ClassMeasures(Measures[P]):
             counted["negative example"] = self.examples - averages.support
         if metric == "macro_precision":
             counted[PREDICTION] = averages.predicted
-        least = {noun: (int(each.min()), self._names[int(each.argmin())]) for noun, each in counted.items()}
+        least = {noun: (int(numbers.min()), self._names[int(numbers.argmin())]) for noun, numbers in counted.items()}
         return least or super().counts(metric)
 
     def bias(self, metric: str) -> float:

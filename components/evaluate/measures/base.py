@@ -176,41 +176,41 @@ class Measures(ABC, Generic[P]):
 
     def metrics(self) -> dict[str, float]:
         """Return the scalar metrics, all finite; metrics that are undefined for these examples are omitted."""
-        found = {**self.values(), "examples": float(self.examples)}
-        return {name: float(value) for name, value in found.items() if value is not None and np.isfinite(value)}
+        values = {**self.values(), "examples": float(self.examples)}
+        return {name: float(value) for name, value in values.items() if value is not None and np.isfinite(value)}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return the metrics' 95% confidence intervals: exact for proportions, else from the influences."""
-        return {name: each for name, each in self._intervals.items() if not isinstance(each, str)}
+        return {name: bounds for name, bounds in self._intervals.items() if not isinstance(bounds, str)}
 
     def without(self) -> dict[str, str]:
         """Return why the other metrics have no interval."""
-        return {name: each for name, each in self._intervals.items() if isinstance(each, str)}
+        return {name: reason for name, reason in self._intervals.items() if isinstance(reason, str)}
 
     @property
     def _intervals(self) -> dict[str, tuple[float, float] | str]:
         hits, influences = self.hits(), self.influences()
-        found: dict[str, tuple[float, float] | str] = {}
+        intervals: dict[str, tuple[float, float] | str] = {}
         for name, value in self.metrics().items():
             if name in hits:
-                found[name] = proportion_interval(hits[name], self.examples)
+                intervals[name] = proportion_interval(hits[name], self.examples)
             elif name in self.without_interval:
-                found[name] = "one confident error more changes it too much"
+                intervals[name] = "one confident error more changes it too much"
             elif name in influences:
                 try:
-                    found[name] = self._interval(name, value, influences[name])
+                    intervals[name] = self._interval(name, value, influences[name])
                 except NoInterval as reason:
-                    found[name] = str(reason)
-        return found
+                    intervals[name] = str(reason)
+        return intervals
 
     def _interval(self, name: str, value: float, influences: Floats) -> tuple[float, float]:
         lowest, highest = (KNOWN[name].lowest, KNOWN[name].highest) if name in KNOWN else (-math.inf, math.inf)
         if (lowest, highest) == (0, 1):
             self.check(name, FEWEST_PREDICTIONS)
-            each, counts = self.classes(name)
+            class_values, counts = self.classes(name)
             if name not in UNBIASED:
                 check_bias(counts)
-            return fraction_interval(value, influences, each, counts, self.bias(name))
+            return fraction_interval(value, influences, class_values, counts, self.bias(name))
         if name == "rmse":
             low, high = positive_interval(value**2, 2 * value * influences, 2)
             return math.sqrt(low), math.sqrt(high)
@@ -229,11 +229,14 @@ def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparis
     the influences, which is DeLong's test of an AUC; no test of too few examples or predictions of
     a class. Metrics that one of them does not have, or that have no influences, are omitted.
     """
-    found = {}
+    results = {}
     if (only := _only_right(model, champion)) is not None:
-        ours, theirs = only
-        counts = f"only this model is right on {ours:,} of {model.examples:,} examples, only the champion on {theirs:,}"
-        found["accuracy"] = Comparison("McNemar's exact test", mcnemar(ours, theirs), counts)
+        only_model, only_champion = only
+        counts = (
+            f"only this model is right on {only_model:,} of {model.examples:,} examples, "
+            f"only the champion on {only_champion:,}"
+        )
+        results["accuracy"] = Comparison("McNemar's exact test", mcnemar(only_model, only_champion), counts)
     observed, beaten = model.metrics(), champion.metrics()
     ours_found, theirs_found = model.influences(), champion.influences()
     for metric in ours_found.keys() & theirs_found.keys() & observed.keys() & beaten.keys():
@@ -243,13 +246,13 @@ def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparis
             for models in (model, champion):
                 models.check(metric, FEWEST_PREDICTIONS_OF_TEST)
         except NoInterval as reason:
-            found[metric] = Comparison(test, None, str(reason))
+            results[metric] = Comparison(test, None, str(reason))
             continue
         error, freedom = standard_error(influences)
         half = quantile_95(freedom) * error
         counts = f"{len(influences):,} examples, 95% interval of the difference {interval(gain - half, gain + half)}"
-        found[metric] = Comparison(test, paired_p_value(gain, influences), counts)
-    return found
+        results[metric] = Comparison(test, paired_p_value(gain, influences), counts)
+    return results
 
 
 def _only_right(model: Measures[P], champion: Measures[P]) -> tuple[int, int] | None:
@@ -264,14 +267,23 @@ def shortfall(model: Measures[P], champion: Measures[P], gate: GateSettings) -> 
     metric, margin, only = gate.name, gate.slice_margin or 0.0, _only_right(model, champion)
     if metric == "accuracy" and only is not None and model.examples:
         return Shortfall(*mcnemar_shortfall(*only, model.examples, margin))
-    ours, theirs = (each.influences().get(metric) if each.examples else None for each in (model, champion))
+    model_influences, champion_influences = (
+        measures.influences().get(metric) if measures.examples else None for measures in (model, champion)
+    )
     try:
-        if ours is None or theirs is None or not {metric} <= model.metrics().keys() & champion.metrics().keys():
+        if (
+            model_influences is None
+            or champion_influences is None
+            or not {metric} <= model.metrics().keys() & champion.metrics().keys()
+        ):
             raise NoInterval(f"the {gate.label} is undefined there, or has no test")
         for models in (model, champion):
             models.check(metric, FEWEST_PREDICTIONS_OF_TEST)
     except NoInterval as reason:
         return Shortfall(None, 0.0, str(reason))
     sign = -1 if gate.minimized else 1
-    gain, influences = sign * (model.metrics()[metric] - champion.metrics()[metric]), sign * (ours - theirs)
+    gain, influences = (
+        sign * (model.metrics()[metric] - champion.metrics()[metric]),
+        sign * (model_influences - champion_influences),
+    )
     return Shortfall(shortfall_p_value(gain, influences, margin), standard_error(influences)[0])

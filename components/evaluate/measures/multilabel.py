@@ -54,7 +54,7 @@ class MultilabelMeasures(ClassMeasures[LabelPredictions]):
         part = slice(self.examples, self.examples + len(labels))
         self.examples += len(labels)
         self._losses[part], self._right[part] = batch.losses, (labels == predicted).mean(axis=1)
-        self._counts += np.stack([each.sum(axis=0) for each in (labels & predicted, predicted, labels)])
+        self._counts += np.stack([matrix.sum(axis=0) for matrix in (labels & predicted, predicted, labels)])
         self.scored.update(batch.probabilities, labels)
 
     def scores(self, batch: LabelPredictions) -> Floats:

@@ -121,7 +121,7 @@ class RegressionMeasures(Measures[Values]):
         error, actual = self._values.residuals, self._values.actual
         absolute, squared = np.abs(error), error**2
         mse = float(squared.mean())
-        found = {
+        influences = {
             "mae": absolute - absolute.mean(),
             "mse": squared - mse,
             "rmse": (squared - mse) / (2 * math.sqrt(mse)) if mse else squared,
@@ -129,5 +129,5 @@ class RegressionMeasures(Measures[Values]):
             "loss": (losses := self._losses()) - losses.mean(),
         }
         if variance := self._variance:
-            found["r2"] = (mse / variance * (actual - actual.mean()) ** 2 - squared) / variance
-        return found
+            influences["r2"] = (mse / variance * (actual - actual.mean()) ** 2 - squared) / variance
+        return influences

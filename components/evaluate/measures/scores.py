@@ -78,8 +78,8 @@ class Ranking:
 
     def best_f1(self) -> tuple[float, float]:
         """Return the threshold with the highest F1, and that F1."""
-        found = np.cumsum(self.positive)
-        f1 = 2 * found / (np.cumsum(self.positive + self.negative) + found[-1])
+        true_positives = np.cumsum(self.positive)
+        f1 = 2 * true_positives / (np.cumsum(self.positive + self.negative) + true_positives[-1])
         best = int(f1.argmax())
         return float(self.thresholds[best]), float(f1[best])
 
@@ -122,8 +122,8 @@ class Scores:
         """Return a class's scores in descending order."""
         thresholds, position = np.unique(-self.values[:, index], return_inverse=True)
         every = np.bincount(position, minlength=len(thresholds)).astype(np.float64)
-        found = np.bincount(position, self.positive[:, index], len(thresholds)).astype(np.float64)
-        return Ranking(-thresholds.astype(np.float64), found, every - found, position)
+        positives = np.bincount(position, self.positive[:, index], len(thresholds)).astype(np.float64)
+        return Ranking(-thresholds.astype(np.float64), positives, every - positives, position)
 
     @functools.cached_property
     def _measured(self) -> tuple[dict[str, Floats], dict[str, Floats], float]:
@@ -136,14 +136,14 @@ class Scores:
         for index in np.flatnonzero(self.support).tolist():
             ranking, kind = self.ranking(index), self.positive[:, index].astype(int)
             biases.append(ranking.bias())
-            found = {AVERAGE_PRECISION: ranking.average_precision()}
+            metrics = {AVERAGE_PRECISION: ranking.average_precision()}
             if self.support[index] < examples:
-                found[AREA] = ranking.area()
-            for name, (value, influence) in found.items():
+                metrics[AREA] = ranking.area()
+            for name, (value, influence) in metrics.items():
                 values[name][index] = value
                 influences[name] += examples * influence[kind, ranking.position]
-        for name, each in values.items():
-            influences[name] /= max(1, np.isfinite(each).sum())
+        for name, class_values in values.items():
+            influences[name] /= max(1, np.isfinite(class_values).sum())
         return values, influences, sum(biases) / max(1, len(biases))
 
     @property
@@ -165,8 +165,8 @@ class Scores:
 
     def macro(self) -> dict[str, float | None]:
         """Return the means of AUC and average precision over the classes where they are defined."""
-        known = {name: each[np.isfinite(each)] for name, each in self.each.items()}
-        return {name: float(each.mean()) if len(each) else None for name, each in known.items()}
+        known = {name: class_values[np.isfinite(class_values)] for name, class_values in self.each.items()}
+        return {name: float(class_values.mean()) if len(class_values) else None for name, class_values in known.items()}
 
     def influences(self) -> dict[str, Floats]:
         """Return each example's influence on the metrics of `macro`, [examples kept]."""
@@ -201,8 +201,12 @@ class Scores:
         if not self.support[index]:
             return None
         ranking = self.ranking(index)
-        found = np.cumsum(ranking.positive)
-        return interpolated(found / np.cumsum(ranking.positive + ranking.negative), found / found[-1], recalls)
+        true_positives = np.cumsum(ranking.positive)
+        return interpolated(
+            true_positives / np.cumsum(ranking.positive + ranking.negative),
+            true_positives / true_positives[-1],
+            recalls,
+        )
 
     def best_f1(self, index: int) -> tuple[float, float] | None:
         """Return the threshold with the highest F1 of a class, and that F1; None if it has no examples."""

@@ -89,7 +89,7 @@ def positive_interval(value: float, influences: Floats, power: int, *, is_ratio:
         NoInterval: The error of all examples is the same, or few of them contribute to the mean.
     """
     half, below, above = _half_widths(value, influences, power)
-    low, high = (math.hypot(half / value, math.log1p(each / value)) for each in (below if is_ratio else 0.0, above))
+    low, high = (math.hypot(half / value, math.log1p(bound / value)) for bound in (below if is_ratio else 0.0, above))
     if high >= 700:  # of a float
         raise NoInterval("too few examples contribute to it")
     return value * math.exp(-low), value * math.exp(high)
@@ -121,7 +121,7 @@ def check_bias(counts: Floats) -> None:
 
 
 def fraction_interval(
-    value: float, influences: Floats, each: Floats, counts: Floats, bias: float
+    value: float, influences: Floats, class_values: Floats, counts: Floats, bias: float
 ) -> tuple[float, float]:
     """Return the 95% confidence interval of a metric from 0 to 1, such as the mean of a metric of each class.
 
@@ -132,15 +132,15 @@ def fraction_interval(
     Args:
         value: The metric.
         influences: The examples' influences on it.
-        each: The metric of each class, [classes].
+        class_values: The metric of each class, [classes].
         counts: The denominator of each class's metric, such as its examples, [classes].
         bias: How much higher the metric is in a sample than in its population; the interval contains both.
     """
     error, errors = standard_error(influences)
-    classes, spread = len(each), max(value * (1 - value), 1e-12)
+    classes, spread = len(class_values), max(value * (1 - value), 1e-12)
     # Of a class that has few examples, perhaps all correct, the metric is drawn to the mean of the classes.
-    smooth = (counts * each + CLASS_PRIOR * value) / (counts + CLASS_PRIOR)
-    lacking = smooth * (1 - smooth) * counts / np.maximum(counts - 1, 1) - each * (1 - each)
+    smooth = (counts * class_values + CLASS_PRIOR * value) / (counts + CLASS_PRIOR)
+    lacking = smooth * (1 - smooth) * counts / np.maximum(counts - 1, 1) - class_values * (1 - class_values)
     observed = (error**2 + float((np.maximum(lacking, 0) / counts).sum()) / classes**2) / spread
     expected = float((1 / counts).sum()) / classes**2
     freedom = errors + PRIOR
@@ -203,7 +203,7 @@ def holm(p_values: Sequence[float], significance: float) -> list[bool]:
     order = np.argsort(p_values)
     limits = significance / (len(p_values) - np.arange(len(p_values)))
     passing = np.logical_and.accumulate(np.asarray(p_values)[order] <= limits)
-    return [bool(each) for each in passing[np.argsort(order)]]
+    return [bool(is_rejected) for is_rejected in passing[np.argsort(order)]]
 
 
 def detectable(error: float, significance: float) -> float:

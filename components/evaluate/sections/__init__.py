@@ -37,12 +37,12 @@ def classification(
     confused = list(_confused(counts))
     chosen = list(range(len(names)))
     if len(names) > CLASSES_IN_FULL:
-        chosen = sorted(list(dict.fromkeys(each for pair in confused for each in pair))[:CLASSES_IN_FULL])
+        chosen = sorted(list(dict.fromkeys(index for pair in confused for index in pair))[:CLASSES_IN_FULL])
     recalls = [
         proportion_interval(hits, examples) if examples else None
         for hits, examples in zip(averages.hits.tolist(), averages.support.tolist(), strict=True)
     ]
-    theirs = champion.averages if champion else None
+    champion_averages = champion.averages if champion else None
     most = CONFUSIONS if len(names) <= CLASSES_IN_FULL else CONFUSIONS_OF_MANY
     return {
         "wrong": wrong,
@@ -57,7 +57,7 @@ def classification(
             }
             for true, predicted in confused[:most]
         ],
-        **_each(names, averages, measures.scored, theirs, CLASSES_IN_FULL, recall_interval=recalls),
+        **_each(names, averages, measures.scored, champion_averages, CLASSES_IN_FULL, recall_interval=recalls),
         "fewest": charts.FEWEST_IN_BIN,
         "calibration": charts.calibration_diagram(measures.calibration, f"{manifest.noun}s"),
         **_curves(measures.scored, names),
@@ -68,10 +68,10 @@ def multilabel(manifest: Manifest, measures: MultilabelMeasures, champion: Multi
     """Return the metrics of each label, with the threshold that has the highest F1, and curves."""
     averages, scored = measures.averages, measures.scored
     best = [scored.best_f1(index) for index in range(len(manifest.classes))]
-    theirs = champion.averages if champion else None
+    champion_averages = champion.averages if champion else None
     return {
         "wrong": measures.examples - measures.hits()["exact_match"],
-        **_each(manifest.classes, averages, scored, theirs, LABELS_IN_FULL, best=best),
+        **_each(manifest.classes, averages, scored, champion_averages, LABELS_IN_FULL, best=best),
         "threshold": THRESHOLD,
         **_curves(scored, manifest.classes),
     }
@@ -121,7 +121,7 @@ def _each(
     }
     if champion:
         pairs = zip(averages.f1.tolist(), champion.f1.tolist(), strict=True)
-        columns["gain"] = [difference(ours, theirs, 3) for ours, theirs in pairs]
+        columns["gain"] = [difference(f1, champion_f1, 3) for f1, champion_f1 in pairs]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if len(rows) <= in_full:
         return {"rows": rows, "other_rows": []}
