@@ -240,8 +240,12 @@ class Listener(uvicorn.Server):
         if again or sig == signal.SIGINT or self._loop is None:
             self.should_exit = True
             return
+        # Not logged here: a signal that arrives while a line is written would fail, and the server would never end.
+        self._loop.call_soon_threadsafe(self._exit_later, self._loop)
+
+    def _exit_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(self._server.settings.linger, self._exit)
         logger.info("stopping: finishing the accepted requests")
-        self._loop.call_soon_threadsafe(self._loop.call_later, self._server.settings.linger, self._exit)
 
     def _exit(self) -> None:
         self.should_exit = True

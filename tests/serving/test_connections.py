@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import resource
+import signal
 import socket
 import threading
 import time
@@ -171,6 +172,30 @@ def test_a_connection_above_the_limit_costs_constant_time(tmp_path: Path, monkey
         return seconds
 
     assert asyncio.run(measure()) < 3
+
+
+def test_a_signal_that_arrives_while_a_line_is_written_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of signals that logs fails in the middle of another line: io refuses reentrant calls."""
+
+    async def ends() -> bool:
+        listener = Listener(doubling(tmp_path))
+        listener._loop = asyncio.get_running_loop()
+
+        def write(_line: str) -> None:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connections.logger, "info", write)
+            listener.handle_exit(signal.SIGTERM, None)
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if listener.should_exit:
+                return True
+        return False
+
+    assert asyncio.run(ends())
 
 
 def test_the_connections_that_are_closed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
