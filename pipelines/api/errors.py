@@ -38,17 +38,17 @@ def in_python(text: str | None) -> str | None:
     """Return a text with calls and arguments of the Python API in place of commands and options that have one."""
     if text is None:
         return None
-    text = _RUN.sub(lambda found: f'slipway.runs()["{_unquoted(found[2])}"]{_METHODS[found[1]]}', text)
-    text = _PLAIN.sub(lambda found: _CALLS[found[1]], text)
+    text = _RUN.sub(lambda match: f'slipway.runs()["{_unquoted(match[2])}"]{_METHODS[match[1]]}', text)
+    text = _PLAIN.sub(lambda match: _CALLS[match[1]], text)
     text = _RERUN.sub(_rerun, text)
-    text = _START.sub(lambda found: f"slipway.{found[1]}({_arguments(found[2])})", text)
-    return _OPTION.sub(lambda found: _arguments(found[0]), text)
+    text = _START.sub(lambda match: f"slipway.{match[1]}({_arguments(match[2])})", text)
+    return _OPTION.sub(lambda match: _arguments(match[0]), text)
 
 
-def _rerun(found: re.Match[str]) -> str:
-    step = f'{found[1].replace("-", "_")}="{found[2]}"'
-    arguments = ", ".join(filter(None, (_arguments(found[4]), step)))
-    return f'slipway.runs()["{_unquoted(found[3])}"].rerun({arguments})'
+def _rerun(match: re.Match[str]) -> str:
+    step = f'{match[1].replace("-", "_")}="{match[2]}"'
+    arguments = ", ".join(filter(None, (_arguments(match[4]), step)))
+    return f'slipway.runs()["{_unquoted(match[3])}"].rerun({arguments})'
 
 
 def _unquoted(text: str) -> str:

@@ -169,7 +169,7 @@ class Run:
             raise UserError(f"Run {self.id} has no training history yet; its status is {self.status}.")
         for name in names:
             if name not in history:
-                raise UserError.unknown("metric", name, [each for each in history if each not in ("kind", "step")])
+                raise UserError.unknown("metric", name, [key for key in history if key not in ("kind", "step")])
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5 * len(names), 3.5), layout="constrained")
@@ -195,11 +195,11 @@ class Run:
         evaluated = next((step.outputs for step in self._record.steps if step.name == "evaluate"), {})
         where = evaluated.get("classification")
         files = [self._folder.classification_file, *([Path(where)] if isinstance(where, str) else [])]
-        found: JsonObject = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
-        matrix = found.get("confusionMatrix")
+        evaluation: JsonObject = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
+        matrix = evaluation.get("confusionMatrix")
         if matrix is None:
             raise UserError(f"Run {self.id} has no confusion matrix; its status is {self.status}.")
-        names = [each["displayName"] for each in matrix["annotationSpecs"]]
+        names = [spec["displayName"] for spec in matrix["annotationSpecs"]]
         pandas = _pandas()
         return pandas.DataFrame(
             [row["row"] for row in matrix["rows"]],
@@ -405,15 +405,15 @@ class Runs:
         values = described([run.settings for run in runs], [run.folder.parent.parent for run in runs])
         names = list(settings) or [name for name in differences(values) if name not in ("hardware", "name")]
         for name in settings:
-            if values and not any(name in each for each in values):
-                known = sorted({name for each in values for name in each})
+            if values and not any(name in by_name for by_name in values):
+                known = sorted({name for by_name in values for name in by_name})
                 raise UserError.unknown("setting", name, known)
         rows = []
-        for run, each in zip(runs, values, strict=True):
+        for run, run_values in zip(runs, values, strict=True):
             record = run._record
             row: dict[str, Any] = {"status": record.status, "verdict": run.verdict, "seconds": record.seconds}
             row |= {"hardware": record.hardware, "created": record.created}
-            rows.append(row | {name: each.get(name) for name in names} | record.metrics)
+            rows.append(row | {name: run_values.get(name) for name in names} | record.metrics)
         pandas = _pandas()
         return pandas.DataFrame(rows, index=pandas.Index([run.id for run in runs], name="run"))
 

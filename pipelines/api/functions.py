@@ -126,8 +126,8 @@ def cross_validate(
     path, changes = _sources(configuration, settings, model, program)
     configurations = starting.folds(path, changes, hardware, folds)
     _show_warnings(starting.check(configurations[0], DEFAULT, runner=runner))
-    ended = tuple(_ended(_start_here(each, DEFAULT, runner=runner, last="evaluate")) for each in configurations)
-    return CrossValidation(ended, over_runs([each.metrics for each in ended]))
+    ended = tuple(_ended(_start_here(fold, DEFAULT, runner=runner, last="evaluate")) for fold in configurations)
+    return CrossValidation(ended, over_runs([ended_run.metrics for ended_run in ended]))
 
 
 @public
@@ -182,7 +182,9 @@ class Findings(Sequence["Finding"]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return findings_table([(each.check, each.status, each.found, in_python(each.fix)) for each in self])
+        return findings_table(
+            [(finding.check, finding.status, finding.found, in_python(finding.fix)) for finding in self]
+        )
 
 
 @public
@@ -256,8 +258,8 @@ def _included(path: Path) -> list[str]:
     from slipway.pipelines.config.values import read_values
 
     build = read_values(path).get("build")
-    found = build.get("include") if isinstance(build, Mapping) else None
-    return list(found) if isinstance(found, list) else []
+    patterns = build.get("include") if isinstance(build, Mapping) else None
+    return list(patterns) if isinstance(patterns, list) else []
 
 
 def _loaded(

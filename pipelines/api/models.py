@@ -123,7 +123,7 @@ class Model:
         rows: list[dict[str, Any]] = []
         unknown = UnknownValues()
         for start in range(0, len(instances), BATCH):
-            examples = [(str(start + n), each) for n, each in enumerate(instances[start : start + BATCH])]
+            examples = [(str(start + n), instance) for n, instance in enumerate(instances[start : start + BATCH])]
             chunk = parts.chunk_of(model, examples)
             for answers in prediction.predict(model, iter([chunk])):
                 if answers.errors and errors == "raise":
@@ -162,7 +162,7 @@ class Model:
         if isinstance(inputs, Mapping):
             inputs = [inputs]
         only = next(iter(model.inputs.values())) if len(model.inputs) == 1 else None
-        return [self._instance(each) for each in (_images if only and only.is_image else _listed)(inputs)]
+        return [self._instance(example) for example in (_images if only and only.is_image else _listed)(inputs)]
 
     def _is_row(self, inputs: Any) -> bool:
         """Return whether a Series is a row of a table, not a column."""
@@ -174,9 +174,9 @@ class Model:
         """Return an example with plain values and encoded images; what a dict has besides the inputs is ignored."""
         model = self._loaded
         if isinstance(value, Mapping):
-            known = {key: each for key, each in value.items() if key in model.accepted}
+            known = {key: feature for key, feature in value.items() if key in model.accepted}
             if known or len(model.inputs) > 1:
-                return {key: self._value(model.accepted[key], each) for key, each in known.items()} or value
+                return {key: self._value(model.accepted[key], feature) for key, feature in known.items()} or value
         return self._value(next(iter(model.inputs)), value) if len(model.inputs) == 1 else _plain(value)
 
     def _value(self, name: SignatureName, value: Any) -> Any:
@@ -260,7 +260,7 @@ def _plain(value: Any, field: Field | None = None) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(each, field) for each in value]
+        return [_plain(element, field) for element in value]
     if value is None or value is pandas.NA or value is pandas.NaT or value != value:
         return None
     if isinstance(value, datetime.date):

@@ -96,7 +96,7 @@ class NotebookDisplay:
             yield MARKS[step.status], step.name, seconds, self._doing if step.status == "running" else finished
 
     def _lines(self) -> list[str]:
-        rows = [f"{mark} {name:<15} {seconds:>8}  {what}".rstrip() for mark, name, seconds, what in self._rows()]
+        rows = [f"{mark} {name:<15} {seconds:>8}  {outcome}".rstrip() for mark, name, seconds, outcome in self._rows()]
         return [f"run {self._run_id}", *rows, *self._messages]
 
     def _html(self) -> str:
@@ -131,7 +131,7 @@ def runs_table(all_runs: Sequence[RunRecord]) -> str:
 
 def findings_table(findings: Sequence[tuple[str, str, str, str | None]]) -> str:
     """Return the findings of checks as a table: check, status, what was found, and the fix."""
-    rows = [[check, status, found, fix or ""] for check, status, found, fix in findings]
+    rows = [[check, status, detail, fix or ""] for check, status, detail, fix in findings]
     return _table(["check", "status", "found", "fix"], rows, "")
 
 

@@ -22,8 +22,8 @@ def running(folders: Iterable[RunFolder], say: Callable[[str], None]) -> Iterato
     `say` is told of those that cannot be asked.
     """
     for folder in folders:
-        if folder.read().status == "running" and (found := _running(folder, say)):
-            yield found
+        if folder.read().status == "running" and (run := _running(folder, say)):
+            yield run
     for platform in PLATFORMS.values():
         try:
             yield from platform.serving()

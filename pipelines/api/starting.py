@@ -307,9 +307,9 @@ def overrides(settings: Mapping[str, Any] | None) -> list[str]:
 def _plain(value: Any) -> Any:
     """Return a value without NumPy's types: np.float32(0.002) is 0.002, not 0.0020000000949949026."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     if isinstance(value, Path):
         return str(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
