@@ -62,7 +62,7 @@ class Cleaner(ABC):
         """
 
     @abstractmethod
-    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
+    def delete(self, to_delete: Iterable[Unneeded]) -> Iterator[Unneeded]:
         """Delete what was found, and yield it, but what was deleted, written or referred to meanwhile."""
 
     @abstractmethod

@@ -79,17 +79,17 @@ def clean(
     is_here = target == DEFAULT
     if not is_here:
         say(f"asking {platform.title} and its bucket what is there and what is needed")
-    found, deleted = cleaner.unneeded(), list[Unneeded]()
+    unneeded, deleted = cleaner.unneeded(), list[Unneeded]()
     try:
-        for each in cleaner.delete(found) if apply else ():
-            deleted.append(each)
+        for removed in cleaner.delete(unneeded) if apply else ():
+            deleted.append(removed)
             if not as_json:
-                print_results([each], as_json=False)
+                print_results([removed], as_json=False)
     finally:
         if as_json or not apply:
-            print_results(deleted if apply else found, as_json=as_json)
-        size = formatting.size(sum(each.size for each in (deleted if apply else found)))
-        if apply and found:
+            print_results(deleted if apply else unneeded, as_json=as_json)
+        size = formatting.size(sum(resource.size for resource in (deleted if apply else unneeded)))
+        if apply and unneeded:
             say(f"{len(deleted):,} deleted, {size}")
         if deleted and is_here:
             say("in .trash for a day, until the next clean; to put one back: slipway clean --restore PATH")
@@ -97,8 +97,8 @@ def clean(
         say(f"no data set is deleted while a run is in progress: {', '.join(running[:3])}; see slipway status")
     for left in cleaner.left():
         say(f"not deleted: {left.lines()[0]}")
-    if not found:
+    if not unneeded:
         say(f"nothing is older than {older} and not needed")
     elif not apply:
         why_kept = "; why others are kept: slipway clean --why ." if is_here else ""
-        say(f"{len(found):,} can be deleted, {size}: add --apply{why_kept}")
+        say(f"{len(unneeded):,} can be deleted, {size}: add --apply{why_kept}")

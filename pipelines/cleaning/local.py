@@ -29,9 +29,9 @@ class LocalCleaner(Cleaner):
         old.sort(key=lambda item: (item.kind != "run", item.since))
         return [Unneeded(item.kind, str(item.path), item.since, _size(item.path)) for item in old]
 
-    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
+    def delete(self, to_delete: Iterable[Unneeded]) -> Iterator[Unneeded]:
         trash.empty(self._folders())
-        for unneeded in found:
+        for unneeded in to_delete:
             path = Path(unneeded.path)
             try:
                 with RunFolder(path).held() if unneeded.kind == "run" else _unpublished(path):
@@ -61,8 +61,8 @@ class LocalCleaner(Cleaner):
         items = (*references.runs, *references.data_sets)
         known = [Kept(item.kind, str(item.path), references.kept.get(item.path, unneeded)) for item in items]
         known += references.left
-        wanted = (self._project.runs / path).resolve() if path == LATEST else Path(path).absolute()
-        matching = [item for item in known if _overlap(Path(item.path), wanted) or Path(item.path).name == path]
+        resolved = (self._project.runs / path).resolve() if path == LATEST else Path(path).absolute()
+        matching = [item for item in known if _overlap(Path(item.path), resolved) or Path(item.path).name == path]
         if not matching:
             near = nearest(path, [name for item in known for name in (short(item.path), Path(item.path).name)])
             raise UserError(

@@ -107,7 +107,7 @@ class References:
         folders = list(runs.folders(project.runs))
         self._records = {folder.run_id: known.record(folder) for folder in folders}
         self.in_progress = [run_id for run_id, record in self._records.items() if record.status == "running"]
-        self.runs = [Item("run", each.path, frozenset({each.run_id}), last_written(each)) for each in folders]
+        self.runs = [Item("run", folder.path, frozenset({folder.run_id}), last_written(folder)) for folder in folders]
         self.data_sets, self.left = self._stored()
         self._users = Users(project.store, project.root)
         self._others = self._users.others()
@@ -311,9 +311,9 @@ class Known:
         names: set[str] = self._once("words", path, read) if path.is_file() else set()
         return names
 
-    def _once(self, what: str, path: Path, read: Callable[[], Any]) -> Any:
+    def _once(self, kind: str, path: Path, read: Callable[[], Any]) -> Any:
         changed = path.stat().st_mtime_ns
-        key = (what, path)
+        key = (kind, path)
         if self._read.get(key, (None,))[0] != changed:
             self._read[key] = changed, read()
         return self._read[key][1]

@@ -105,11 +105,11 @@ class Users:
             and Path(user.store).relative_to(user.project) == self._store.relative_to(self._root)
         )
 
-    def _append(self, **what: object) -> None:
+    def _append(self, **fields: object) -> None:
         self._folder.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError), (self._folder / ABOUT).open("x") as file:
             file.write(TEXT)
-        append_line(self._file, json.dumps({"project": str(self._root), "store": str(self._store), **what}))
+        append_line(self._file, json.dumps({"project": str(self._root), "store": str(self._store), **fields}))
 
 
 class Noted(Observer):
