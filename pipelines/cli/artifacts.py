@@ -72,10 +72,10 @@ def verify(
     from slipway.pipelines.runs import verification
 
     public = None if key is None else dsse.read_key(str(key), private=False, setting="--key")
-    found = [each for name in names for each in verification.verify(name, registry, public)] if names else []
-    found = found if names else list(verification.everything(registry, public))
-    print_results(found, as_json=as_json)
-    damaged = sum(bool(each.damages) for each in found)
-    say(f"{len(found):,} artifacts verified, {damaged:,} damaged")
+    verified = [artifact for name in names for artifact in verification.verify(name, registry, public)] if names else []
+    verified = verified if names else list(verification.everything(registry, public))
+    print_results(verified, as_json=as_json)
+    damaged = sum(bool(artifact.damages) for artifact in verified)
+    say(f"{len(verified):,} artifacts verified, {damaged:,} damaged")
     if damaged:
         raise typer.Exit(EXIT_FAILED)

@@ -101,12 +101,12 @@ def batch(
         return
     if "-" in inputs:
         raise UserError("A batch cannot read from stdin.", setting="--input", value="-", fix="slipway predict MODEL -")
-    for option, given in (*(("--input", each) for each in inputs), ("--output", output)):
-        if given.startswith("gs://"):
+    for option, location in (*(("--input", source) for source in inputs), ("--output", output)):
+        if location.startswith("gs://"):
             raise UserError(
-                f"A batch on this machine has files of this machine, not {given}.",
+                f"A batch on this machine has files of this machine, not {location}.",
                 setting=option,
-                value=given,
+                value=location,
                 fix="--target vertex",
             )
     from slipway.pipelines.prediction import batch as batches
@@ -114,7 +114,7 @@ def batch(
 
     chosen = models.find(model, registry, module)
     models.say_once(chosen, registry, trust=trust)
-    what = batches.Batch(
+    local_batch = batches.Batch(
         chosen=chosen,
         inputs=tuple(inputs),
         folder=Path(output),
@@ -124,39 +124,43 @@ def batch(
         split=split,
         key=key,
     )
-    _on_this_machine(what, processes, max_unknown, strict=strict, as_json=as_json)
+    _on_this_machine(local_batch, processes, max_unknown, strict=strict, as_json=as_json)
 
 
-def _on_this_machine(what: Batch, processes: int | None, max_unknown: float, *, strict: bool, as_json: bool) -> None:
+def _on_this_machine(
+    local_batch: Batch, processes: int | None, max_unknown: float, *, strict: bool, as_json: bool
+) -> None:
     from slipway.pipelines.prediction import batch as batches
 
-    outcome = _predict(what, processes)
+    outcome = _predict(local_batch, processes)
     if outcome.kept == outcome.parts:
-        say(f"{what.folder} is complete")
+        say(f"{local_batch.folder} is complete")
     elif outcome.kept:
         say(f"kept {outcome.kept} of {outcome.parts} parts from before")
-    errors = f", {outcome.failed:,} in {what.folder / batches.ERRORS}" if outcome.failed else ""
-    say(f"{what.chosen}: {outcome.inputs:,} inputs: {outcome.done:,} predicted in {what.folder}{errors}")
+    errors = f", {outcome.failed:,} in {local_batch.folder / batches.ERRORS}" if outcome.failed else ""
+    say(f"{local_batch.chosen}: {outcome.inputs:,} inputs: {outcome.done:,} predicted in {local_batch.folder}{errors}")
     if outcome.first:
         say(f"  the first: {outcome.first}")
     for line in outcome.unknown.lines():
         say(f"  {line}")
     if as_json:
-        sys.stdout.write((what.folder / batches.SUMMARY).read_text(encoding="utf-8"))
+        sys.stdout.write((local_batch.folder / batches.SUMMARY).read_text(encoding="utf-8"))
     outcome.unknown.check(max_unknown)
     if outcome.failed and (strict or not outcome.done):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _predict(what: Batch, processes: int | None) -> Outcome:
+def _predict(local_batch: Batch, processes: int | None) -> Outcome:
     from slipway.pipelines.prediction import batch as batches
 
     if processes is None:  # TensorFlow reserves a GPU's memory for one process
         processes = 1 if Path("/dev/nvidia0").exists() else available_cores()
     try:
         with progress_bar() as progress:
-            task = progress.add_task(str(what.chosen), total=None)
-            return batches.run(what, processes, lambda done, total: progress.update(task, completed=done, total=total))
+            task = progress.add_task(str(local_batch.chosen), total=None)
+            return batches.run(
+                local_batch, processes, lambda done, total: progress.update(task, completed=done, total=total)
+            )
     except KeyboardInterrupt:
         say("stopped; the same command continues")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -172,10 +176,10 @@ def _check_options(context: typer.Context, platform: Platform) -> None:
             value=platform.name,
             allowed=", ".join(BATCHING),
         )
-    others = ONLY_LOCAL if is_job else ONLY_JOB
+    unsupported = ONLY_LOCAL if is_job else ONLY_JOB
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in others and source is not None and source.name == "COMMANDLINE":
+        if parameter.name in unsupported and source is not None and source.name == "COMMANDLINE":
             option = parameter.opts[0]
             fix = f"remove {option}" if is_job else f"--target vertex, or remove {option}"
             raise UserError(f"{option} does not apply to a batch on {platform.name}.", setting=option, fix=fix)

@@ -33,9 +33,9 @@ def timings_table(rows: list[Timing]) -> Table:
     for column in ("step", "phase", "seconds"):
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for step in dict.fromkeys(row.step for row in rows):
-        own = [row for row in rows if row.step == step]
-        table.add_row(step, "", f"[bold]{sum(row.seconds for row in own):.2f}[/]")
-        for row in own:
+        phases = [row for row in rows if row.step == step]
+        table.add_row(step, "", f"[bold]{sum(row.seconds for row in phases):.2f}[/]")
+        for row in phases:
             table.add_row("", escape(row.phase), f"{row.seconds:.2f}")
     table.add_row("all", "", f"[bold]{sum(row.seconds for row in rows):.2f}[/]")
     return table
@@ -48,7 +48,7 @@ def summary(record: RunRecord) -> str:
     if record.verdict:
         rows["verdict"] = f"{record.verdict['decision']}. {' '.join(record.verdict['reasons'])}"
     if record.refused:
-        rows["tried"] = "; ".join(each.title for each in record.refused)
+        rows["tried"] = "; ".join(attempt.title for attempt in record.refused)
     if record.cost:
         rows["cost"] = str(record.cost)
     if record.model:
@@ -92,8 +92,8 @@ def rehearsal_summary(
 
 def _verification(train: TrainSettings, hardware: Hardware) -> str:
     """Return what each real machine verifies about its accelerators, which depends on the kind of program."""
-    number, what = hardware.accelerators_per_host, "TPU device" if hardware.is_tpu else "GPU"
-    planned = f"{number} {what}{'s' * (number > 1)}"
+    number, device = hardware.accelerators_per_host, "TPU device" if hardware.is_tpu else "GPU"
+    planned = f"{number} {device}{'s' * (number > 1)}"
     if train.image is not None and train.program == train.image:
         return f"only the image's entry point can check that it sees {planned}"
     has = "it has TPU chips" if hardware.is_tpu else f"its driver shows {planned}"
@@ -157,8 +157,9 @@ def _trainer_rehearsed(
 def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     """Return why a run failed and how to fix it, as one screen of text."""
     tried = [
-        f"  no quota or capacity on {each.title}, {each.ended:%Y-%m-%d %H:%M} UTC: {each.message}"
-        for each in record.refused[: -1 if record.error and record.error.moves else None]  # the last one is the error
+        f"  no quota or capacity on {attempt.title}, {attempt.ended:%Y-%m-%d %H:%M} UTC: {attempt.message}"
+        # The last one is the error.
+        for attempt in record.refused[: -1 if record.error and record.error.moves else None]
     ]
     if record.error is None:
         where = f" on {record.hardware} in {record.region}" if tried else ""
@@ -216,14 +217,16 @@ def running_lines(running: Sequence[Running]) -> list[str]:
         return "not known" if amount is None else f"~${amount:,.2f}" if amount else ""
 
     rows = [("run", "target", "hardware", "running", "for", "per hour", "at most")]
-    for each in running:
-        since = str(timedelta(seconds=round(each.seconds)))
-        where = f"{each.hardware} in {each.region}" if each.region else each.hardware
-        steps = ", ".join(each.steps) or "deployed"
-        rows.append((each.run_id, each.target, where, steps, since, price(each.per_hour), price(each.worst_case)))
+    for active in running:
+        since = str(timedelta(seconds=round(active.seconds)))
+        where = f"{active.hardware} in {active.region}" if active.region else active.hardware
+        steps = ", ".join(active.steps) or "deployed"
+        rows.append(
+            (active.run_id, active.target, where, steps, since, price(active.per_hour), price(active.worst_case))
+        )
     header, *lines = _in_columns(rows)
-    known = [each.per_hour for each in running if each.per_hour]
-    unknown = sum(each.per_hour is None for each in running)
+    known = [run.per_hour for run in running if run.per_hour]
+    unknown = sum(run.per_hour is None for run in running)
     least = "at least " if unknown else ""
     cost = (
         [f"{least}~${sum(known):,.2f} per hour, by list prices of trainings and replicas"] if known or unknown else []
@@ -241,10 +244,10 @@ def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     from slipway.pipelines.selection import selection
 
     different = [name for name in selection.differences(settings) if name != "hardware"]
-    found = []
-    for each in settings:
-        values = {name: each[name] for name in different if each.get(name) is not None}
+    lines = []
+    for run_settings in settings:
+        values = {name: run_settings[name] for name in different if run_settings.get(name) is not None}
         shown = [f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values.items()]
         more = f" and {len(shown) - MAX_SETTINGS} more" if len(shown) > MAX_SETTINGS else ""
-        found.append(" ".join(shown[:MAX_SETTINGS]) + more)
-    return found
+        lines.append(" ".join(shown[:MAX_SETTINGS]) + more)
+    return lines

@@ -87,11 +87,11 @@ def _show_running(*, as_json: bool) -> None:
     from slipway.pipelines.cli import display
     from slipway.pipelines.runs import record as runs
 
-    found = list(running(runs.folders(), say))
+    active = list(running(runs.folders(), say))
     if as_json:
-        print_json([each.as_dict() for each in found])
-    elif found:
-        for line in display.running_lines(found):
+        print_json([run.as_dict() for run in active])
+    elif active:
+        for line in display.running_lines(active):
             console.print(line)
     else:
         console.print("No run of this folder is running, and no model is deployed by its files.")

@@ -46,10 +46,10 @@ def hardware(
     step = _compiled(choice, config, overrides or ()) if choice and config else None
     if as_json:
         kinds, facts = command.listing, command.describe
-        found = kinds(region, accelerator, engine) if choice is None else facts(choice, region, engine)
-        if step is not None and isinstance(found, dict):
-            found["compiled"] = step[0].model_dump()
-        print_json(found)
+        listing = kinds(region, accelerator, engine) if choice is None else facts(choice, region, engine)
+        if step is not None and isinstance(listing, dict):
+            listing["compiled"] = step[0].model_dump()
+        print_json(listing)
     elif choice is None:
         command.show_list(console, region, accelerator, engine)
     else:

@@ -112,10 +112,10 @@ def check(
         place.require_mount()
     with console.status(f"reading {settings.source}"):
         if settings.source.startswith("images:") and configuration.task == "classification":
-            said = image_folder.summary(settings.source, images.scan(settings))
+            summary = image_folder.summary(settings.source, images.scan(settings))
         else:
-            said = table_file.summary(settings.source, scan_table.scan(settings, configuration.task))
-    console.print(said, markup=False)
+            summary = table_file.summary(settings.source, scan_table.scan(settings, configuration.task))
+    console.print(summary, markup=False)
 
 
 @data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")

@@ -126,7 +126,7 @@ def _on_images(images: Path, folder: Path, template: Template) -> str:
     source = images.expanduser().resolve()
     try:
         with console.status(f"scanning {images}"):
-            found = scan(DataSettings(source=f"images:{source}"))
+            image_scan = scan(DataSettings(source=f"images:{source}"))
     except UserError as error:
         if error.setting != "data.source":
             raise
@@ -135,9 +135,11 @@ def _on_images(images: Path, folder: Path, template: Template) -> str:
         raise UserError(
             error.message, setting="--images", value=str(images), allowed=error.allowed, nearest=near, fix=fix
         ) from None
-    console.print(summary(str(images), found), markup=False)
+    console.print(summary(str(images), image_scan), markup=False)
     console.print()
-    return configuration(_name(folder), _seen_from(folder, source), found, is_pretrained=template is Template.photos)
+    return configuration(
+        _name(folder), _seen_from(folder, source), image_scan, is_pretrained=template is Template.photos
+    )
 
 
 def _on_table(table: Path, label: str | None, folder: Path, template: Template) -> tuple[str, Template]:
@@ -147,14 +149,14 @@ def _on_table(table: Path, label: str | None, folder: Path, template: Template) 
 
     path = table.expanduser().resolve()
     with console.status(f"scanning {table}"):
-        found = scan_table(path, label)
-    console.print(summary(str(table), found), markup=False)
+        table_scan = scan_table(path, label)
+    console.print(summary(str(table), table_scan), markup=False)
     console.print()
     if template is not Template.trees:
-        has_text = any(each.kind == "text" for each in found.manifest.inputs.values())
+        has_text = any(feature.kind == "text" for feature in table_scan.manifest.inputs.values())
         template = Template.text if has_text else Template.tabular
     source = f"{path.suffix.lower()[1:]}:{_seen_from(folder, path)}"
-    return configuration(_name(folder), source, found, is_trees=template is Template.trees), template
+    return configuration(_name(folder), source, table_scan, is_trees=template is Template.trees), template
 
 
 def _seen_from(folder: Path, path: Path) -> str:

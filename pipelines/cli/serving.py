@@ -147,8 +147,10 @@ def serve(
 
     _check_port(host, port)
 
-    def served(found: models.Chosen) -> app.Served:
-        return app.Served(str(found), found.folder, found.module, None if found.version is None else str(found))
+    def served(selected: models.Chosen) -> app.Served:
+        return app.Served(
+            str(selected), selected.folder, selected.module, None if selected.version is None else str(selected)
+        )
 
     limits = Limits(max_batch=max_batch, max_delay=max_delay / 1000)
     public = None if key is None else dsse.read_key(str(key), private=False, setting="--key")

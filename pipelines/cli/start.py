@@ -158,9 +158,12 @@ def run(
             with starting.new(configuration, target, outcome.say, runner=runner.value) as ready:
                 outcome.of_local(ready)
         return
-    if given := file or config:
+    if configuration_file := file or config:
         raise UserError(
-            "A resumed run uses its stored configuration.", setting="-c", value=str(given), fix=f"remove {given}"
+            "A resumed run uses its stored configuration.",
+            setting="-c",
+            value=str(configuration_file),
+            fix=f"remove {configuration_file}",
         )
     with starting.resumed(runs.find(resume), overrides or (), hardware, outcome.say, runner=runner) as ready:
         if elsewhere := remote(ready.record.platform):
@@ -179,7 +182,7 @@ def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome,
     from slipway.pipelines.runs.deadline import deadline
 
     quiet = replace(outcome, as_json=False, require_promotion=False)
-    others: list[RunRecord] = []
+    repeats: list[RunRecord] = []
     with starting.new(configuration, target, outcome.say, runner=runner.value, last="train") as ready:
         first = quiet.of_local(ready)
     for number in range(1, count):
@@ -188,13 +191,13 @@ def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome,
             ready.folder, None, "train", changes, None, runner=runner.value, last="evaluate", checked=True
         )
         with again as repeated:
-            others.append(quiet.of_local(repeated, deadline(each.seconds or 0.0 for each in (first, *others))))
+            repeats.append(quiet.of_local(repeated, deadline(earlier.seconds or 0.0 for earlier in (first, *repeats))))
     gate = configuration.evaluate.gate.of(configuration.task)
-    values = [each.metrics[gate.among(each.metrics).name] for each in others]
+    values = [repeat.metrics[gate.among(repeat.metrics).name] for repeat in repeats]
     seeds = f"evaluate.gate.seeds={json.dumps(values)}"
     with starting.rerun(ready.folder, None, "evaluate", (seeds,), None, runner=runner.value) as evaluated:
         record = quiet.of_local(evaluated)
-    _show_all([record, *others], f"{count} seeds", outcome, as_json=outcome.as_json)
+    _show_all([record, *repeats], f"{count} seeds", outcome, as_json=outcome.as_json)
     return record
 
 
@@ -207,7 +210,7 @@ def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, r
     records: list[RunRecord] = []
     for configuration in folds:
         with starting.new(configuration, target, quiet.say, runner=runner.value, last="evaluate") as ready:
-            records.append(quiet.of_local(ready, deadline(each.seconds or 0.0 for each in records)))
+            records.append(quiet.of_local(ready, deadline(earlier.seconds or 0.0 for earlier in records)))
     _show_all(records, f"{len(folds)} folds", outcome, as_json=outcome.as_json)
 
 
@@ -215,11 +218,11 @@ def _show_all(records: Sequence[RunRecord], of: str, outcome: Outcome, *, as_jso
     """Show the metrics over several runs: `of` says what differs between them."""
     from slipway.pipelines.selection.repeats import as_text, over_runs
 
-    found = over_runs([record.metrics for record in records])
+    summaries = over_runs([record.metrics for record in records])
     if as_json:
-        values = {name: asdict(each) for name, each in found.items()}
-        print_json({"runs": [each.run_id for each in records], "metrics": values})
-    outcome.say("\n" + as_text(found, of))
+        values = {name: asdict(summary) for name, summary in summaries.items()}
+        print_json({"runs": [record.run_id for record in records], "metrics": values})
+    outcome.say("\n" + as_text(summaries, of))
 
 
 def _check_part(*, given: Path | None, source: str | None, has_step: bool, resume: str | None, target: str) -> None:

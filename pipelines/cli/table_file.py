@@ -41,7 +41,7 @@ def _rows(scan: TableScan) -> Iterator[tuple[str, str]]:
     yield "labels", f"{len(labels):,}: {balance(labels)}" if labels else ""
     if about.target:
         yield "target", f"mean {brief(about.target.mean[0])}, standard deviation {brief(about.target.deviation[0])}"
-    yield "splits", listed((split, found.examples) for split, found in about.splits.items())
+    yield "splits", listed((split, split_info.examples) for split, split_info in about.splits.items())
     yield "skipped", about.skipped_text
     names = list(dict.fromkeys([*_inputs(scan), *scan.columns]))
     width = min(max(map(len, names), default=0), MAX_WIDTH)
@@ -59,18 +59,18 @@ def _labels(scan: TableScan) -> dict[str, int]:
 
 def _inputs(scan: TableScan) -> dict[str, Input]:
     """Return the inputs by the names of their columns; records have other names of a few, such as label."""
-    return {scan.manifest.sources[name]: each for name, each in scan.manifest.inputs.items()}
+    return {scan.manifest.sources[name]: feature for name, feature in scan.manifest.inputs.items()}
 
 
 def _column(name: str, scan: TableScan) -> str:
     """Return a column's kind, examples and gaps."""
-    found, used = scan.columns.get(name), _inputs(scan).get(name)
+    column, used = scan.columns.get(name), _inputs(scan).get(name)
     kind = used.kind if used else "no input"
-    if found is None:
+    if column is None:
         return kind
-    shown = [text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…" for text in found.texts[:EXAMPLES]]
+    shown = [text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…" for text in column.texts[:EXAMPLES]]
     parts = [kind.ljust(8), ", ".join(" ".join(text.split()) for text in shown)]
-    return "  ".join(parts) + (f"; {found.missing:,} missing" if found.missing else "")
+    return "  ".join(parts) + (f"; {column.missing:,} missing" if column.missing else "")
 
 
 def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) -> str:
@@ -83,7 +83,7 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
         is_trees: Whether to train the trees of program.py, which have no texts, rather than the network in model.py.
     """
     about, labels, inputs = scan.manifest, _labels(scan), _inputs(scan)
-    used = [column for column, each in inputs.items() if not (is_trees and each.kind == "text")]
+    used = [column for column, feature in inputs.items() if not (is_trees and feature.kind == "text")]
     data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
     if scan.settings.skip_corrupt:
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a label"))
@@ -125,7 +125,7 @@ def _trees(rare: str) -> list[str]:
 
 def _network(scan: TableScan, rare: str) -> list[str]:
     """Return the sections of a network; `rare` says which of two classes is rare."""
-    has_text = any(each.kind == "text" for each in scan.manifest.inputs.values())
+    has_text = any(feature.kind == "text" for feature in scan.manifest.inputs.values())
     epochs, batch, rate, patience = TRAINING[has_text]
     batch = fitting_batch(scan.manifest.splits["train"].examples, batch)
     about = f"ends when the validation loss has not improved in {patience} epochs"
