@@ -74,16 +74,16 @@ def reproduce(
     show_warnings(starting.check(configuration, record.platform))
     with starting.new(configuration, record.platform, outcome.say, runner=record.runner, last="train") as ready:
         outcome.of_local(ready)
-    found = reproduction.compare(original, selection.read(ready.folder))
+    result = reproduction.compare(original, selection.read(ready.folder))
     if as_json:
-        print_json(found.as_dict())
-    for each in found.compared:
-        mark = {True: "[green]=[/]", False: "[red]≠[/]", None: "[dim]–[/]"}[each.equal]
-        outcome.shown.print(f"{mark} {each.name:<12} {escape(each.detail)}")
-    outcome.say(f"{found.again} is {'equal to' if found.equal else 'not equal to'} {found.original}")
-    if not found.equal:
-        outcome.say("likely cause: " + ("; ".join(found.causes) or "an operation that is not deterministic"))
-    if verify and not found.equal:
+        print_json(result.as_dict())
+    for comparison in result.compared:
+        mark = {True: "[green]=[/]", False: "[red]≠[/]", None: "[dim]–[/]"}[comparison.equal]
+        outcome.shown.print(f"{mark} {comparison.name:<12} {escape(comparison.detail)}")
+    outcome.say(f"{result.again} is {'equal to' if result.equal else 'not equal to'} {result.original}")
+    if not result.equal:
+        outcome.say("likely cause: " + ("; ".join(result.causes) or "an operation that is not deterministic"))
+    if verify and not result.equal:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -103,22 +103,22 @@ def diagnose(
     from slipway.pipelines.selection import selection
 
     row = selection.read(runs.find(run_id))
-    found = diagnosis.of_run(row)
+    diagnosed = diagnosis.of_run(row)
     outcome = Outcome(error_console if as_json else console, as_json=False)
-    outcome.say(found.text)
+    outcome.say(diagnosed.text)
     tried: list[float] = []
     if try_it:
-        if found.change is None:
+        if diagnosed.change is None:
             raise UserError("No setting is known that would save time, so none is tried.", fix="slipway list")
         few = diagnosis.shortened(load(row.folder.configuration_file))
-        first = "prepare_data" if found.change.startswith("data.") else "train"
-        for changes in ([], [found.change]):
+        first = "prepare_data" if diagnosed.change.startswith("data.") else "train"
+        for changes in ([], [diagnosed.change]):
             with starting.rerun(row.folder, None, first, [*few, *changes], None, last="train") as ready:
                 outcome.of_local(ready)
             tried.append(diagnosis.seconds_for(selection.read(ready.folder), diagnosis.trained_examples(row)))
         outcome.say(
-            f"with --set {shlex.quote(found.change)}, it would take {tried[1]:.1f} s instead of {tried[0]:.1f} s, "
+            f"with --set {shlex.quote(diagnosed.change)}, it would take {tried[1]:.1f} s instead of {tried[0]:.1f} s, "
             f"by at most {diagnosis.TRIED_STEPS} steps of each"
         )
     if as_json:
-        print_json({**found.as_dict(), "tried": tried})
+        print_json({**diagnosed.as_dict(), "tried": tried})

@@ -48,10 +48,10 @@ def of_run(row: Row) -> Diagnosis:
             value=f"{row.record.run_id} ({row.record.status})",
             fix="slipway list --where status=succeeded",
         )
-    found = json.loads(file.read_bytes())
-    option = re.search(OPTION, found["text"])
+    analysis = json.loads(file.read_bytes())
+    option = re.search(OPTION, analysis["text"])
     _, change = shlex.split(option[0]) if option else (None, None)
-    return Diagnosis(row.record.run_id, found["seconds"], found["text"], change)
+    return Diagnosis(row.record.run_id, analysis["seconds"], analysis["text"], change)
 
 
 def seconds_for(row: Row, examples: int) -> float:

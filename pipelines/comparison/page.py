@@ -84,9 +84,9 @@ def _color(number: int) -> str:
 def _metrics(rows: Sequence[Row]) -> list[str]:
     """Return the metrics that runs have, the gate's first."""
     gates = [row.metric for row in rows if row.metric]
-    found = dict.fromkeys(gates) | dict.fromkeys(name for row in rows for name in row.record.metrics)
-    found.pop("examples", None)
-    return list(found)[:MAX_METRICS]
+    names = dict.fromkeys(gates) | dict.fromkeys(name for row in rows for name in row.record.metrics)
+    names.pop("examples", None)
+    return list(names)[:MAX_METRICS]
 
 
 def _best(rows: Sequence[Row], name: str) -> float | None:
@@ -121,12 +121,12 @@ def _curve(histories: Sequence[tuple[Line, History]], name: str) -> str | None:
         return None
     every = np.concatenate([values for _, _, values in series])
     logarithmic = name == "loss" and every.min() > 0 and math.log10(every.max() / every.min()) > 1
-    steps = [each for _, each, _ in series]
+    steps = [series_steps for _, series_steps, _ in series]
     panel = Panel(
         Axis.around(*steps, margin=0.02, label="step", whole=True), Axis.around(every, logarithmic=logarithmic)
     )
-    for line, each, values in reversed(series):  # the first above the others
-        panel.line(each, values, line.color, 1.4, dots=len(each) == 1)
+    for line, line_steps, values in reversed(series):  # the first above the others
+        panel.line(line_steps, values, line.color, 1.4, dots=len(line_steps) == 1)
     title = f"{name.replace('_', ' ')} in {'validation' if kind == 'validation' else 'training'}"
     return draw([panel], CURVE_SIZE, f"{title} by step, a line per run", title)
 
@@ -165,8 +165,8 @@ def _is_numeric(lines: Sequence[Line], name: str) -> bool:
 
 def _fractions(values: Sequence[float]) -> tuple[list[float], str, str]:
     """Return where values lie between the lowest and the highest, by their logarithm if they span decades; and both."""
-    found = np.asarray(values, np.float64)
-    low, high = float(found.min()), float(found.max())
-    scaled = np.log10(found) if low > 0 and high / low > 20 else found
+    numbers = np.asarray(values, np.float64)
+    low, high = float(numbers.min()), float(numbers.max())
+    scaled = np.log10(numbers) if low > 0 and high / low > 20 else numbers
     span = float(scaled.max() - scaled.min()) or 1.0
-    return [float(each) for each in (scaled - scaled.min()) / span], f"{low:.3g}", f"{high:.3g}"
+    return [float(fraction) for fraction in (scaled - scaled.min()) / span], f"{low:.3g}", f"{high:.3g}"

@@ -58,8 +58,8 @@ class Reproduction:
     @property
     def equal(self) -> bool:
         """Whether nothing differs, and the data or the weights were compared."""
-        found = [each.equal for each in self.compared]
-        return False not in found and True in found
+        results = [comparison.equal for comparison in self.compared]
+        return False not in results and True in results
 
     def as_dict(self) -> JsonObject:
         """Return it for machines."""
@@ -115,7 +115,7 @@ def _keys(data: Path, split: manifest.Split, positions: set[int]) -> Iterator[st
 
 def _history(original: Row, again: Row) -> Comparison:
     before, now = (
-        {(each["step"], each["kind"]): _metrics_of(each) for each in read_history(row.history_file).records}
+        {(entry["step"], entry["kind"]): _metrics_of(entry) for entry in read_history(row.history_file).records}
         for row in (original, again)
     )
     common = sorted(before.keys() & now.keys())
@@ -146,11 +146,11 @@ def _checkpoints(original: Row, again: Row) -> Comparison:
 
 
 def _checksums(row: Row) -> dict[int, str]:
-    found = {}
+    checksums = {}
     for file in (row.folder.path / "train" / "checkpoints").glob("*/checkpoint.json"):
         values_of = json.loads(file.read_bytes())
-        found[int(values_of["step"])] = str(values_of["sha256"])
-    return found
+        checksums[int(values_of["step"])] = str(values_of["sha256"])
+    return checksums
 
 
 def _weights(original: Row, again: Row) -> Comparison:
