@@ -138,13 +138,13 @@ class RunConfig(Settings, defer_build=True):
             return values
         from slipway.pipelines.hardware import parse
 
-        given = values.get("hardware")
-        if isinstance(given, str | Mapping):
-            return {**values, "hardware": str(parse(given))}
-        if given in ([], ()):
-            raise UserError("The list of hardware is empty.", setting="hardware", value=given, fix="--hardware cpu")
-        if isinstance(given, list | tuple) and all(isinstance(each, str | Mapping) for each in given):
-            return {**values, "hardware": tuple(dict.fromkeys(str(parse(each)) for each in given))}
+        hardware = values.get("hardware")
+        if isinstance(hardware, str | Mapping):
+            return {**values, "hardware": str(parse(hardware))}
+        if hardware in ([], ()):
+            raise UserError("The list of hardware is empty.", setting="hardware", value=hardware, fix="--hardware cpu")
+        if isinstance(hardware, list | tuple) and all(isinstance(choice, str | Mapping) for choice in hardware):
+            return {**values, "hardware": tuple(dict.fromkeys(str(parse(choice)) for choice in hardware))}
         return values
 
     @model_validator(mode="after")
@@ -221,7 +221,8 @@ class RunConfig(Settings, defer_build=True):
         from slipway.trainer.engines import table
 
         return max(
-            table.readers(self.train.engine, each.hosts, each.accelerators_per_host) for each in self.hardware_choices
+            table.readers(self.train.engine, choice.hosts, choice.accelerators_per_host)
+            for choice in self.hardware_choices
         )
 
     def as_yaml(self) -> str:

@@ -77,18 +77,18 @@ def explain_validation(
     """
     words = _words()
     # Unknown keys before missing ones: an unknown key is often a misspelling of the missing one.
-    found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    located = [(_location(problem, values), problem) for problem in found]
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    located = [(_location(problem, values), problem) for problem in problems]
     first = located[0][0]
     # A union reports a problem for each member; the deepest location is the most relevant.
-    same = [each for each in located if each[0][: len(first)] == first or first[: len(each[0])] == each[0]]
-    location, problem = max(same, key=lambda each: (len(each[0]), _pattern(each[1]) in words))
+    same = [pair for pair in located if pair[0][: len(first)] == first or first[: len(pair[0])] == pair[0]]
+    location, problem = max(same, key=lambda pair: (len(pair[0]), _pattern(pair[1]) in words))
     override = _override(location, problem, overrides)
     if any(nearest(str(part), _secrets()) for part in location):
         override = override and f"{override.partition('=')[0]}={HIDDEN}"
         problem = {**problem, "input": problem["input"] and HIDDEN}
-    others = len({each[0] for each in located if each not in same})
-    more = f" ({others} more problem{'s' if others > 1 else ''})" if others else ""
+    remaining = len({pair[0] for pair in located if pair not in same})
+    more = f" ({remaining} more problem{'s' if remaining > 1 else ''})" if remaining else ""
     place = _Place(model, location, where, override, more)
     return _explain(place, problem)
 
@@ -110,15 +110,13 @@ def _secrets() -> list[str]:
 class _Place:
     """The location of a problem: the setting's name and field, and whether it comes from the file or `--set`."""
 
-    def __init__(
-        self, model: type[BaseModel], location: Location, where: str, override: str | None, others: str
-    ) -> None:
+    def __init__(self, model: type[BaseModel], location: Location, where: str, override: str | None, more: str) -> None:
         self.model = model
         self.location = location
         self.setting = ".".join(str(part) for part in location)
         self.source = f"--set {override}" if override else where
         self.is_given = override is not None and override.partition("=")[0] == self.setting
-        self.others = others
+        self.others = more
         self.override = override
         self.where = where
 
@@ -221,9 +219,9 @@ def _unknown_key(place: _Place, value: object) -> UserError:
     alias = ALIASES.get(key.lower().replace("-", "_"), key)
     near = alias if alias in known else nearest(key, known)
     full = ".".join([*parents, near]) if near else _elsewhere(place.model, alias)
-    given, _, text = (place.override or "").partition("=")
-    if full and f"{given}.".startswith(f"{place.setting}."):
-        fix = f"--set {shlex.quote(f'{full}{given[len(place.setting) :]}={text}')}"
+    override_key, _, text = (place.override or "").partition("=")
+    if full and f"{override_key}.".startswith(f"{place.setting}."):
+        fix = f"--set {shlex.quote(f'{full}{override_key[len(place.setting) :]}={text}')}"
     else:
         fix = f"write {full} instead of {place.setting}" if full else f"remove {place.setting}"
         fix += "" if place.override else f" in {place.where}"
@@ -241,7 +239,7 @@ def _unknown_key(place: _Place, value: object) -> UserError:
 
 def _missing_section(place: _Place, section: type[BaseModel], value: object) -> UserError:
     required = [name for name, field in section.model_fields.items() if field.is_required()]
-    others = [name for name in _names(section) if name not in required]
+    optional = [name for name in _names(section) if name not in required]
     meant = [name for name, field in section.model_fields.items() if value in _allowed(field)[0]]
     first = FIRST_SETTINGS.get(place.setting) or (f"{place.setting}.{required[0]}=VALUE" if required else None)
     first = f"{place.setting}.{meant[0]}={value}" if meant else first
@@ -256,16 +254,18 @@ def _missing_section(place: _Place, section: type[BaseModel], value: object) -> 
         f"{place.source} {has}{place.others}.",
         setting=place.setting,
         value=value,
-        allowed=f"a section with {', '.join([*(f'{name} (required)' for name in required), *others])}",
+        allowed=f"a section with {', '.join([*(f'{name} (required)' for name in required), *optional])}",
         nearest=first if meant else None,
         fix=fix,
     )
 
 
 def _wrong_length(place: _Place, length: int, value: object) -> UserError:
-    given = list(value) if isinstance(value, list | tuple) else [value]
-    filled = (given + given[:1] * length)[:length]
-    near = f"[{', '.join(map(str, filled))}]" if given and all(isinstance(each, int) for each in filled) else None
+    elements = list(value) if isinstance(value, list | tuple) else [value]
+    filled = (elements + elements[:1] * length)[:length]
+    near = (
+        f"[{', '.join(map(str, filled))}]" if elements and all(isinstance(element, int) for element in filled) else None
+    )
     return UserError(
         f"{place.source}: {place.setting} must have {length} values{place.others}.",
         setting=place.setting,
@@ -325,7 +325,7 @@ def _inside(kind: Any, part: int | str) -> list[Any]:
         field = _field(kind, part)
         return [] if field is None else _united(field.annotation)
     if get_origin(kind) in (dict, list, tuple):
-        return [inner for each in get_args(kind)[-1:] for inner in _united(each)]
+        return [inner for argument in get_args(kind)[-1:] for inner in _united(argument)]
     return []
 
 
@@ -334,7 +334,7 @@ def _united(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return _united(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [inner for each in get_args(annotation) for inner in _united(each)]
+        return [inner for argument in get_args(annotation) for inner in _united(argument)]
     return [annotation]
 
 

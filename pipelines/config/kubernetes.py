@@ -71,7 +71,7 @@ UNITS = {"": 1.0, "m": 1e-3} | {
 
 def quantity(text: str) -> float:
     """Return the value of a Kubernetes quantity: CPUs, or bytes."""
-    found = re.fullmatch(r"([\d.]+)(\D*)", text)
-    if found is None or found[2] not in UNITS:
+    match = re.fullmatch(r"([\d.]+)(\D*)", text)
+    if match is None or match[2] not in UNITS:
         raise ValueError(f"{text!r} is not a quantity such as 8, 500m, 64G or 64Gi")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]

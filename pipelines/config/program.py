@@ -20,7 +20,7 @@ def check_evaluation(evaluation: EvaluateSettings, train: TrainSettings, task: T
     gate, known = evaluation.gate.of(task), TASKS[task].metrics
     if train.program is None and evaluation.module is None and gate.name not in known:
         near = nearest(gate.name, known)
-        others = [name for name, row in TASKS.items() if gate.name in row.metrics]
+        tasks = [name for name, row in TASKS.items() if gate.name in row.metrics]
         fixes = [f"--set evaluate.gate.metric={near}"] if near else []
         raise UserError(
             f"The task {task} has no metric {gate.name!r}.",
@@ -28,7 +28,7 @@ def check_evaluation(evaluation: EvaluateSettings, train: TrainSettings, task: T
             value=gate.name,
             allowed=", ".join(known),
             nearest=near,
-            fix="; or ".join([*fixes, *(f"--set task={name}" for name in others)]) or "--set evaluate.gate.metric=null",
+            fix="; or ".join([*fixes, *(f"--set task={name}" for name in tasks)]) or "--set evaluate.gate.metric=null",
         )
 
 

@@ -47,8 +47,8 @@ def read_yaml(path: Path) -> Values:
 def _no_configuration(path: Path) -> UserError:
     """Return the error for a missing configuration; it lists the run configurations that exist."""
     folders = dict.fromkeys([path.parent, Path(), Path("configs")])
-    files = [found for folder in folders for found in sorted(folder.glob("*.y*ml")) if _is_run_configuration(found)]
-    known = {str(found).removesuffix(found.suffix): str(found) for found in files}
+    files = [file for folder in folders for file in sorted(folder.glob("*.y*ml")) if _is_run_configuration(file)]
+    known = {str(file).removesuffix(file.suffix): str(file) for file in files}
     near = known.get(nearest(str(path).removesuffix(path.suffix), known) or "")
     near = near or (str(files[0]) if len(files) == 1 else None)
     return UserError(
