@@ -77,17 +77,17 @@ def _by_candidate(checks: Sequence[Check], context: Context) -> Iterator[tuple[l
     seen: set[str] = set()
     for candidate in context.candidates():
         hardware = str(candidate.config.parsed_hardware)
-        each = [c for c in checks if c.each == "candidate" or (c.each == "hardware" and hardware not in seen)]
+        repeated = [c for c in checks if c.each == "candidate" or (c.each == "hardware" and hardware not in seen)]
         title = f", {context.platform.candidate_title(candidate.config)}" if seen else ""
-        yield each if seen else list(checks), candidate, title
+        yield repeated if seen else list(checks), candidate, title
         seen.add(hardware)
 
 
 def _on_this_machine(checks: Sequence[Check], context: Context) -> Iterator[Finding]:
-    for each, candidate, title in _by_candidate([check for check in checks if not check.remote], context):
-        for check in each:
-            found = examine(check, candidate)
-            yield replace(found, check=f"{found.check}{title}")
+    for group, candidate, title in _by_candidate([check for check in checks if not check.remote], context):
+        for check in group:
+            finding = examine(check, candidate)
+            yield replace(finding, check=f"{finding.check}{title}")
 
 
 def _remote(checks: Sequence[Check], context: Context, show: Show = lambda _: None) -> list[Finding]:
@@ -100,15 +100,17 @@ def _remote(checks: Sequence[Check], context: Context, show: Show = lambda _: No
     if len(groups) == 1:
         [(alone, candidate, _)] = groups
         return examine_in_parallel(alone, candidate, show=show)
-    found = [(title, finding) for each, candidate, title in groups for finding in examine_in_parallel(each, candidate)]
+    examined = [
+        (title, finding) for group, candidate, title in groups for finding in examine_in_parallel(group, candidate)
+    ]
     may_move = {check.name for check in checks if check.moves}
-    may_move &= {finding.check for _, finding in found if finding.status != "fail"}
+    may_move &= {finding.check for _, finding in examined if finding.status != "fail"}
 
     def softened(finding: Finding) -> Finding:
         is_lack = finding.status == "fail" and finding.check in may_move
         return replace(finding, status="warning", error=None) if is_lack else finding
 
-    findings = [replace(softened(finding), check=f"{finding.check}{title}") for title, finding in found]
+    findings = [replace(softened(finding), check=f"{finding.check}{title}") for title, finding in examined]
     for finding in findings:
         show(finding)
     return findings

@@ -25,13 +25,13 @@ from slipway.trainer.stages import check_patterns
 
 def hardware_choice(context: Context) -> str:
     """The hardware is available on the run's platform."""
-    found, listed = context.platform.check_hardware(context), len(context.config.hardware_choices)
+    summary, listed = context.platform.check_hardware(context), len(context.config.hardware_choices)
     if listed > 1 and not context.config.is_chosen:
         raise CheckWarning(
-            f"{found}, the first of {listed} in the list: only runs on Vertex AI take the next one",
+            f"{summary}, the first of {listed} in the list: only runs on Vertex AI take the next one",
             f"--hardware '{context.config.parsed_hardware}'",
         )
-    return found
+    return summary
 
 
 def cost(context: Context) -> str:
@@ -166,10 +166,10 @@ def compiled_step(context: Context) -> str:
         raise NotApplicableError(f"the data are not prepared: slipway rehearse --hardware '{hardware}'")
     job = compiled.job_of(config.model, config.train, folder)
     answer = compiled.compiled(hardware, job)
-    found = "; ".join(compiled.sentences(hardware, job, answer, steps=job.plan.steps))
+    summary = "; ".join(compiled.sentences(hardware, job, answer, steps=job.plan.steps))
     if not answer.fits:
-        raise CheckWarning(found, compiled.fixes(hardware, job, answer))
-    return found
+        raise CheckWarning(summary, compiled.fixes(hardware, job, answer))
+    return summary
 
 
 def stages(context: Context) -> str:
@@ -190,7 +190,7 @@ def stages(context: Context) -> str:
 
 def prepared_data(config: RunConfig) -> Manifest | None:
     """Return the manifest of the newest prepared data set of the run's source, with its task and inputs, or None."""
-    return next((found for _, found in _prepared(config)), None)
+    return next((prepared for _, prepared in _prepared(config)), None)
 
 
 def prepared_folder(config: RunConfig) -> Path | None:
@@ -206,11 +206,11 @@ def _prepared(config: RunConfig) -> Iterator[tuple[Path, Manifest]]:
     paths = Path(data.store).glob(f"*/*/{manifest.FILE_NAME}")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            found = manifest.read(path.parent)
+            prepared = manifest.read(path.parent)
         except UserError:
             continue
-        if (found.source, found.task, found.settings.get("inputs")) == (data.source, config.task, data.inputs):
-            yield path.parent, found
+        if (prepared.source, prepared.task, prepared.settings.get("inputs")) == (data.source, config.task, data.inputs):
+            yield path.parent, prepared
 
 
 def signing_key(context: Context) -> str:
@@ -219,8 +219,8 @@ def signing_key(context: Context) -> str:
     if file is None or context.rehearsal:
         raise NotApplicableError("models are not signed")
     if isinstance(context.platform, RemotePlatform):
-        what = f"models that are registered on {context.platform.title} are not signed"
-        raise CheckWarning(what, "--set register.signing_key=null")
+        problem = f"models that are registered on {context.platform.title} are not signed"
+        raise CheckWarning(problem, "--set register.signing_key=null")
     read_key(file, private=True, setting="register.signing_key")
     return file
 
@@ -241,9 +241,9 @@ def champion(context: Context) -> str:
     champion = Registry(local_path(config.register_.registry).absolute()).champion(config.model_name)
     if champion is None:
         return f"{config.model_name} has none yet"
-    if what := integrity.damage(champion.folder):
+    if damage := integrity.damage(champion.folder):
         raise UserError(
-            f"The champion in {champion.folder} is damaged: {what}.",
+            f"The champion in {champion.folder} is damaged: {damage}.",
             setting="evaluate.champion",
             value="registered",
             allowed="registered, none",

@@ -27,15 +27,15 @@ def model_builder(context: Context) -> str:
     source, signature = _function(model.builder, "model.builder", context.folder)
     if signature is not None:
         check_signature(signature, model, prepared_data(context.config))
-    found = f"{model.builder} in {source}"
+    summary = f"{model.builder} in {source}"
     if model.weights is not None and not is_remote(model.weights.file):
-        found += f", weights in {find(model.weights)}"
+        summary += f", weights in {find(model.weights)}"
     for setting, function in context.config.train.functions.items():
         source, signature = _function(function, setting, context.folder)
         if signature is not None:
             hooks.check_signature(setting, function, signature, context.config.train.engine)
-        found += f", {setting} in {source}"
-    return found
+        summary += f", {setting} in {source}"
+    return summary
 
 
 def evaluation(context: Context) -> str:
@@ -45,23 +45,23 @@ def evaluation(context: Context) -> str:
         raise NotApplicableError("neither evaluate.module nor evaluate.slices is set")
     from slipway.components.evaluate import custom, slices  # imports numpy
 
-    found = []
+    parts = []
     if columns := settings.slice_columns:
         data = prepared_data(context.config)
         if data is not None:
             slices.check(columns, data)
-        found.append(", ".join(columns) + ("" if data else ": checked once the data are prepared"))
+        parts.append(", ".join(columns) + ("" if data else ": checked once the data are prepared"))
     for name in settings.slice_functions:
         source, signature = _function(name, slices.SETTING, context.folder)
         if signature is not None:
             hooks.check_call(slices.SETTING, name, signature, ("inputs",), slices.CONTRACT)
-        found.append(f"{name} in {source}")
+        parts.append(f"{name} in {source}")
     if settings.module:
         source, signature = _function(settings.module, "evaluate.module", context.folder)
         if signature is not None:
             custom.check_signature(settings.module, signature)
-        found.append(f"{settings.module} in {source}")
-    return ", ".join(found)
+        parts.append(f"{settings.module} in {source}")
+    return ", ".join(parts)
 
 
 def serving(context: Context) -> str:
@@ -147,8 +147,8 @@ def _command(program: str, context: Context) -> str:
     """Return where the program of `train.command` is on this machine."""
     if not context.platform.trains_here or context.runner == "docker":
         return program
-    found = shutil.which(context.folder / program if "/" in program else program)
-    if found is None:
+    executable = shutil.which(context.folder / program if "/" in program else program)
+    if executable is None:
         path = context.folder / program
         raise UserError(
             f"The command {program} is not executable." if path.is_file() else f"There is no command {program}.",
@@ -157,7 +157,7 @@ def _command(program: str, context: Context) -> str:
             allowed="a program on the PATH, or the path of an executable file",
             fix=f"chmod +x {program}" if path.is_file() else "install it, or correct train.command",
         )
-    return found
+    return executable
 
 
 def _source(module: str, folder: Path) -> Path | None:
@@ -175,7 +175,7 @@ def _modules_beside(module: str, folder: Path) -> list[str]:
     parent = _source(package, folder) if package else None
     if parent is None:
         return []
-    return [f"{package}.{found.name}" for found in pkgutil.iter_modules([str(parent.parent)])]
+    return [f"{package}.{module_info.name}" for module_info in pkgutil.iter_modules([str(parent.parent)])]
 
 
 def _parsed(source: Path) -> ast.Module | None:

@@ -94,10 +94,10 @@ def outputs(context: Context) -> str:
         return f"{program} writes its results"
     first = missing[0]
     known = {*sys.stdlib_module_names, "slipway", "tf"} | {name for names in extras().values() for name in names}
-    own = {file.path.relative_to(context.folder).parts[0].removesuffix(".py") for file in files}
-    if others := sorted(imported_packages(files) - known - own):
+    local_packages = {file.path.relative_to(context.folder).parts[0].removesuffix(".py") for file in files}
+    if unknown := sorted(imported_packages(files) - known - local_packages):
         raise CheckWarning(
-            f"no file of {program} {first.why}; the run fails unless {', '.join(others)} does", first.replacement
+            f"no file of {program} {first.why}; the run fails unless {', '.join(unknown)} does", first.replacement
         )
     texts = (use.name for file in files for use in file.uses if use.kind == "text")
     outputs = (text for text in texts if OUTPUT_OPTION.fullmatch(text))
@@ -220,9 +220,9 @@ def _check_reports(context: Context, metric: str, files: list[SourceFile], progr
     for call in calls:
         if call is None:  # passed on, as a callback
             return
-        kind = next((each.value for each in call.keywords if each.arg == "kind"), None)
+        kind = next((keyword.value for keyword in call.keywords if keyword.arg == "kind"), None)
         if kind is not None and getattr(kind, "value", "validation") == "validation":
-            names |= {each.arg for each in call.keywords} - {"kind", "epoch", "total"}
+            names |= {keyword.arg for keyword in call.keywords} - {"kind", "epoch", "total"}
     in_other_ways = {HISTORY_FILE} if context.platform.trains_here else {HISTORY_FILE, "hypertune"}
     if {None, metric} & names or any(use.name in in_other_ways for use in uses):
         return
@@ -257,17 +257,17 @@ def _check_metric(context: Context, returned: set[str] | None, who: str) -> None
 
 def _returned(tree: ast.Module, function: str) -> set[str] | None:
     """Return the names of the metrics that a function returns as literal dicts; None if any is not literal."""
-    found: set[str] = set()
+    keys: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
-            for each in ast.walk(node):
-                if isinstance(each, ast.FunctionDef | ast.Lambda) and each is not node:
+            for child in ast.walk(node):
+                if isinstance(child, ast.FunctionDef | ast.Lambda) and child is not node:
                     return None
-                if isinstance(each, ast.Return):
-                    if (names := _literal_keys(each.value)) is None:
+                if isinstance(child, ast.Return):
+                    if (names := _literal_keys(child.value)) is None:
                         return None
-                    found |= names
-    return found or None
+                    keys |= names
+    return keys or None
 
 
 def _literal_keys(node: ast.expr | None) -> set[str] | None:
