@@ -239,8 +239,8 @@ class Catalogue:
 
     def machines_with(self, accelerator: Accelerator) -> list[Machine]:
         """Return the machines that support `accelerator`, smallest first."""
-        found = [m for m in self.machines if accelerator.name in m.accelerators or m.tpu == accelerator.name]
-        return sorted(found, key=lambda machine: machine.size)
+        machines = [m for m in self.machines if accelerator.name in m.accelerators or m.tpu == accelerator.name]
+        return sorted(machines, key=lambda machine: machine.size)
 
     def sizes(self, accelerator: Accelerator) -> list[str]:
         """Return the counts or topologies of `accelerator` that machines support, smallest first, without slices."""

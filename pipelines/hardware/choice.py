@@ -177,8 +177,8 @@ class Hardware:
             "timeout": write_time(self.timeout) if self.timeout is not None else "",
             "wait": write_time(self.wait) if self.wait is not None else "",
         }
-        given = "".join(f"+{key}={value}" for key, value in options.items() if value)
-        return self.base + machine + replicas + mode + given + "+restart" * self.restart
+        suffix = "".join(f"+{key}={value}" for key, value in options.items() if value)
+        return self.base + machine + replicas + mode + suffix + "+restart" * self.restart
 
     def worker_pools(self) -> list[JsonObject]:
         """Return Vertex worker pools without a container: the chief in pool 0, the other replicas in pool 1.
@@ -229,7 +229,7 @@ def choices() -> tuple[Hardware, ...]:
     offered = load()
     cpus = [machine for machine in offered.machines if offered.family(machine)]
     cpus.sort(key=lambda machine: (machine.name != offered.cpu_machine, machine.size))
-    found = [Hardware(machine=machine.name) for machine in cpus]
+    valid = [Hardware(machine=machine.name) for machine in cpus]
     for row in offered.accelerators:
         if row.status not in AVAILABLE:
             continue
@@ -239,11 +239,11 @@ def choices() -> tuple[Hardware, ...]:
             sizes += [(count, None, machine) for count in (*machine.accelerators.get(row.name, ()), *slices)]
             sizes += [(chips_of(topology), topology, machine) for topology in machine.topologies]
         sizes.sort(key=lambda size: (size[0], size[2].topologies.get(size[1] or "", 1), size[2].cramped, size[2].size))
-        found += [
+        valid += [
             Hardware(accelerator=row.name, count=count, topology=topology, machine=machine.name)
             for count, topology, machine in sizes
         ]
-    return tuple(found)
+    return tuple(valid)
 
 
 @cache

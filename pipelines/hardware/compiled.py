@@ -215,26 +215,26 @@ def _too_large(hardware: Hardware, job: JobConfig, answer: Answer) -> UserError:
 def fixes(hardware: Hardware, job: JobConfig, answer: Answer) -> str:
     """Return the settings, and the hardware, with which a step fits that does not."""
     asked, parts, most = job.train.batch_size, job.train.accumulation, answer.largest_batch
-    found = [f"--set train.batch_size={most}"] if most else []
+    proposals = [f"--set train.batch_size={most}"] if most else []
     savings = sorted(answer.savings.items(), key=lambda pair: pair[1])
-    found[:0] = [f"--set {change}, which takes {taken / GIB:.2f} GiB per device" for change, taken in savings]
+    proposals[:0] = [f"--set {change}, which takes {taken / GIB:.2f} GiB per device" for change, taken in savings]
     times = next(
         (times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= (most or 0)), 0
     )
     if times:
-        found.append(f"--set train.accumulation={times * parts}, which keeps the batch")
+        proposals.append(f"--set train.accumulation={times * parts}, which keeps the batch")
     part = _program(hardware, job.train.engine).GPU_MEMORY
     needed = (answer.peak_bytes or 0) / part if not hardware.is_tpu else _used(answer.refusal)
-    others = larger(hardware, job.train.engine) if needed else []
-    if near := next((other for other in others if needed <= _USABLE * (device_bytes(other) or 0)), None):
-        found.append(f"--hardware '{near}'")
-    return ", or ".join(found) or "a smaller model, or hardware with more memory: slipway hardware"
+    candidates = larger(hardware, job.train.engine) if needed else []
+    if near := next((other for other in candidates if needed <= _USABLE * (device_bytes(other) or 0)), None):
+        proposals.append(f"--hardware '{near}'")
+    return ", or ".join(proposals) or "a smaller model, or hardware with more memory: slipway hardware"
 
 
 def _used(refusal: str) -> float:
     """Return the bytes that a step needs by a TPU compiler's refusal; 0 if that does not say."""
-    found = re.search(r"([\d.]+)([MG])\)? (?:of|exceeds)", refusal)
-    return float(found[1]) * {"M": 2**20, "G": GIB}[found[2]] if found else 0.0
+    match = re.search(r"([\d.]+)([MG])\)? (?:of|exceeds)", refusal)
+    return float(match[1]) * {"M": 2**20, "G": GIB}[match[2]] if match else 0.0
 
 
 def title(hardware: Hardware) -> str:
@@ -255,7 +255,7 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
     is_traced = _is_traced(hardware, job.train.engine)
     used = f"{peak / GIB:.2f}" if peak >= GIB / 100 else f"{peak / 2**20:.1f} MiB"
     device = "GPU" if not row.is_tpu else "core" if row.cores_per_chip > 1 else "chip"
-    found = [
+    lines = [
         f"{'traced' if is_traced else 'compiled'} for {title(hardware)}: {used} of {has / GIB:.0f} GiB per {device}"
         + (", without CUDA's context and workspaces" if is_traced else "")
     ]
@@ -263,26 +263,26 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
         largest = f"the largest batch is about {answer.largest_batch:,}" if answer.largest_batch else "no batch fits"
         why = "CUDA needs the rest" if is_traced else "JAX takes no more"
         part = _program(hardware, job.train.engine).GPU_MEMORY
-        found.append(f"the step does not fit by this estimate in {part:.0%} of a GPU, as {why}: {largest}")
+        lines.append(f"the step does not fit by this estimate in {part:.0%} of a GPU, as {why}: {largest}")
     elif most := answer.largest_batch:
         examples = manifests.read(Path(job.data)).splits["train"].examples
         is_all = most > examples - answer.devices * job.train.accumulation
         fits = "every batch of the training split fits" if is_all else f"largest batch about {most:,}"
-        found.append(f"{fits}; {job.train.batch_size:,} is set")
+        lines.append(f"{fits}; {job.train.batch_size:,} is set")
     if answer.seconds and not row.is_tpu and answer.seconds < SMALL_SECONDS:
-        found.append(f"the arithmetic of a step takes {_time(answer.seconds)}: starting kernels takes longer")
+        lines.append(f"the arithmetic of a step takes {_time(answer.seconds)}: starting kernels takes longer")
     elif answer.seconds:
         low, high = SLOWER[_platform(hardware)]
         least, most_of_all = low * answer.seconds * steps, high * answer.seconds * steps
         whole = f": {steps:,} steps in {_time(least)} to {_time(most_of_all)}, without input and checkpoints"
         by = "by the compiler's estimate" if row.is_tpu else "by the arithmetic alone"
-        found.append(
+        lines.append(
             f"at least {_time(answer.seconds)} a step {by}; real ones take {low} to {high} times "
             f"that{whole if steps else ''}"
         )
     if ENGINES[job.train.engine].ahead != "compiled" and not is_traced:
-        found.append(f"compiled through JAX; {job.train.engine} compiles the same network by itself")
-    return found
+        lines.append(f"compiled through JAX; {job.train.engine} compiles the same network by itself")
+    return lines
 
 
 def _time(seconds: float) -> str:

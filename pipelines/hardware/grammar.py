@@ -182,9 +182,9 @@ READERS: dict[str, Callable[[str], Fields]] = {
 }
 
 
-def _number(digits: str, what: str) -> int:
+def _number(digits: str, unit: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", digits):
-        raise Refusal(f"{digits!r} is not a number of {what}.", allowed=f"an integer up to {LARGEST_NUMBER:,}")
+        raise Refusal(f"{digits!r} is not a number of {unit}.", allowed=f"an integer up to {LARGEST_NUMBER:,}")
     return int(digits)
 
 

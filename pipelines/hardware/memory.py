@@ -92,10 +92,10 @@ def device_bytes(hardware: Hardware) -> int | None:
 
 def larger(hardware: Hardware, engine: str | None) -> list[Hardware]:
     """Return other choices: the same kind of accelerator first, then by increasing memory per device."""
-    others = [replace(choice, replicas=hardware.replicas) for choice in choices() if choice.accelerator is None]
+    candidates = [replace(choice, replicas=hardware.replicas) for choice in choices() if choice.accelerator is None]
     if hardware.accelerator:
-        others = alternatives(hardware, engine)
-    return sorted(others, key=lambda other: (other.is_tpu != hardware.is_tpu, device_bytes(other) or 0))
+        candidates = alternatives(hardware, engine)
+    return sorted(candidates, key=lambda other: (other.is_tpu != hardware.is_tpu, device_bytes(other) or 0))
 
 
 def _gib(size: int) -> str:

@@ -142,13 +142,13 @@ def check_engine(
     fitting = alternatives(hardware, engine)
     here = [other for other in fitting if region is None or region in (other.regions or ())]
     near = next((str(other) for other in [*here, *fitting]), None)
-    others = sorted(hardware.supported_engines, key=lambda other: table.ENGINES[other].tpus != "all")
-    instead = f"--set train.engine={others[0]}" if others else "--set vertex.image=IMAGE with older libraries"
+    engines = sorted(hardware.supported_engines, key=lambda other: table.ENGINES[other].tpus != "all")
+    instead = f"--set train.engine={engines[0]}" if engines else "--set vertex.image=IMAGE with older libraries"
     raise UserError(
         reason,
         setting="train.engine",
         value=engine,
-        allowed=" or ".join(others) or "other accelerators, or an image of your own (vertex.image)",
+        allowed=" or ".join(engines) or "other accelerators, or an image of your own (vertex.image)",
         nearest=near,
         fix=f"--hardware '{near}', or {instead}" if near else instead,
     )
@@ -193,7 +193,7 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
             return choice.chips <= 2 * chips or (other.slices is not None and choice.hosts == 1)
         return choice.chips == hardware.chips
 
-    found = []
+    candidates = []
     for choice in choices():
         other = choice.accelerator_row
         if other is None or other.status != "offered" or not is_alike(choice, other):
@@ -205,7 +205,7 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
                 abs(other.device_memory_gb - row.device_memory_gb),
                 abs(choice.chips - chips),
             )
-            found.append((unlikeness, choice))
+            candidates.append((unlikeness, choice))
     return [
         replace(
             choice,
@@ -214,18 +214,18 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
             timeout=hardware.timeout,
             restart=hardware.restart,
         )
-        for _, choice in sorted(found, key=lambda pair: pair[0])
+        for _, choice in sorted(candidates, key=lambda pair: pair[0])
     ]
 
 
 def check_image(image: str, today: date) -> None:
     """Check that the image is not a Google image that is no longer available."""
-    found = PREBUILT_IMAGE.fullmatch(image)
-    end = load().prebuilt_images.get(found[1]) if found else None
+    match = PREBUILT_IMAGE.fullmatch(image)
+    end = load().prebuilt_images.get(match[1]) if match else None
     if image.startswith(LEGACY_IMAGES):
         message = f"{image} belongs to AI Platform Training, which was shut down on 2025-01-31."
-    elif found is not None and end is not None and today > end:
-        message = f"The prebuilt training image {found[1]} has not been available since {end.isoformat()}."
+    elif match is not None and end is not None and today > end:
+        message = f"The prebuilt training image {match[1]} has not been available since {end.isoformat()}."
     else:
         return
     raise UserError(

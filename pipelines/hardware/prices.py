@@ -38,15 +38,15 @@ def table() -> JsonObject:
     Raises:
         UserError: The project's own cannot be read.
     """
-    own = in_project(OWN_FILE)
-    return _read(own.absolute() if own.is_file() else PRICES_FILE)
+    project_file = in_project(OWN_FILE)
+    return _read(project_file.absolute() if project_file.is_file() else PRICES_FILE)
 
 
 @lru_cache(maxsize=2)
 def _read(path: Path) -> JsonObject:
     try:
-        found: JsonObject = json.loads(path.read_text())
-        return {"date": found["date"], **{kind: dict(found[kind]) for kind in ("machines", "accelerators")}}
+        prices: JsonObject = json.loads(path.read_text())
+        return {"date": prices["date"], **{kind: dict(prices[kind]) for kind in ("machines", "accelerators")}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not a table of prices: {error}.",
@@ -210,10 +210,10 @@ class Bill:
         for choice in choices():
             if choice.accelerator == self.hardware.accelerator:
                 size = {name: getattr(choice, name) for name in ("count", "topology", "machine")}
-                one = replace(self, hardware=replace(self.hardware, **size, replicas=1)).worst_case
-                replicas = min(self.hardware.replicas, int(budget / one)) if one else 0
-                if one and replicas > 0:
-                    fitting.setdefault(one * replicas, replace(self.hardware, **size, replicas=replicas))
+                per_replica = replace(self, hardware=replace(self.hardware, **size, replicas=1)).worst_case
+                replicas = min(self.hardware.replicas, int(budget / per_replica)) if per_replica else 0
+                if per_replica and replicas > 0:
+                    fitting.setdefault(per_replica * replicas, replace(self.hardware, **size, replicas=replicas))
         if not fitting:
             return None, None
         largest = str(fitting[max(fitting)])

@@ -50,11 +50,11 @@ def parse(choice: str | Mapping[str, object]) -> Hardware:
         raise explain(refusal, choice) from None
 
 
-def explain(refusal: Refusal, given: object) -> UserError:
+def explain(refusal: Refusal, choice: object) -> UserError:
     """Convert a refusal to a user error that suggests the nearest valid choice."""
     closest = next(iter(ranked(*refusal.requests)), None)
     near = refusal.nearest or (str(closest) if closest else None)
-    value = refusal.value if refusal.value is not None else given
+    value = refusal.value if refusal.value is not None else choice
     fix = refusal.fix or (f"--hardware '{near}'" if near else "slipway hardware")
     message, known = refusal.message, filter(None, map(_corrected, refusal.requests))
     chips = max(((_chips(request) or 0) * _replicas(request) for request in known), default=0)
@@ -82,23 +82,23 @@ def ranked(*requests: Request) -> list[Hardware]:
 
     Their options are the requested ones, as far as they are valid.
     """
-    found = []
+    candidates = []
     for request in map(_corrected, requests):
         if request is None:
             continue
         kinds, rows = _alike(request)
         largest = {row.accelerator: row.count for row in rows}  # the last is the largest
         near = [_with_options(row, request, largest[row.accelerator]) for row in rows]
-        found += [(_distance(request, hardware, kinds), hardware) for hardware in near]
-    return [hardware for _, hardware in sorted(found, key=lambda pair: pair[0])]
+        candidates += [(_distance(request, hardware, kinds), hardware) for hardware in near]
+    return [hardware for _, hardware in sorted(candidates, key=lambda pair: pair[0])]
 
 
 def known_accelerator(name: str | None) -> Accelerator | None:
     """Return the accelerator with this name; names of this machine's GPUs mean any GPU of this machine."""
-    found = load().accelerator(name or "")
-    if found is None and name is not None and load().machine(name) is None and name == this_machine.kind():
+    accelerator = load().accelerator(name or "")
+    if accelerator is None and name is not None and load().machine(name) is None and name == this_machine.kind():
         return load().accelerator(HERE)
-    return found
+    return accelerator
 
 
 def _corrected(request: Request) -> Request | None:
@@ -334,8 +334,8 @@ def _wrong_options(request: Request, near: Hardware) -> Iterator[tuple[str, str]
     if mode != near.provisioning:
         name = {"spot": "Spot", "flex": "FLEX_START"}.get(mode, mode)
         kind = near.accelerator or near.machine
-        others = [row.name for row in load().accelerators if mode in row.provisioning and row.status == "offered"]
-        reason = f"{name} is not offered for {kind}, only for {', '.join(others)}."
+        offering = [row.name for row in load().accelerators if mode in row.provisioning and row.status == "offered"]
+        reason = f"{name} is not offered for {kind}, only for {', '.join(offering)}."
         yield reason, " or ".join(near.provisioning_modes)
 
 

@@ -53,31 +53,31 @@ def find() -> tuple[Gpu, ...]:
     Raises:
         UserError: nvidia-smi is installed and lists no GPU.
     """
-    found = _installed()
-    if isinstance(found, UserError):
-        raise found
-    if not found:
+    installed = _installed()
+    if isinstance(installed, UserError):
+        raise installed
+    if not installed:
         return ()
     from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE
 
     visible = os.environ.get(VISIBLE_GPUS_VARIABLE)
     if visible is None:
-        return found
+        return installed
     chosen: list[Gpu] = []
     for name in visible.split(","):
-        gpu = _named(name.strip(), found)
+        gpu = _named(name.strip(), installed)
         if gpu is None:  # CUDA ignores an invalid name and all after it
             break
         chosen.append(gpu)
     return tuple(chosen)
 
 
-def _named(name: str, found: tuple[Gpu, ...]) -> Gpu | None:
+def _named(name: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
     """Return the GPU that a name in CUDA_VISIBLE_DEVICES means: an index, the start of a UUID, or a MIG device."""
-    if name.startswith("MIG-") and found:  # nvidia-smi's query lists only whole GPUs
-        return replace(found[0], uuid=name, title=f"MIG device of {found[0].title}", memory=None)
+    if name.startswith("MIG-") and gpus:  # nvidia-smi's query lists only whole GPUs
+        return replace(gpus[0], uuid=name, title=f"MIG device of {gpus[0].title}", memory=None)
     return next(
-        (gpu for gpu in found if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))),
+        (gpu for gpu in gpus if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))),
         None,
     )
 
@@ -98,8 +98,10 @@ def _installed() -> tuple[Gpu, ...] | UserError:
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
     rows = [row for row in rows if len(row) == len(QUERY) and row[0].isdecimal()]
     if answer.returncode or not rows:
-        said = " ".join((answer.stderr or answer.stdout).split())[:200]
-        return UserError(f"nvidia-smi is installed but lists no GPU: {said or f'status {answer.returncode}'}", fix=fix)
+        output = " ".join((answer.stderr or answer.stdout).split())[:200]
+        return UserError(
+            f"nvidia-smi is installed but lists no GPU: {output or f'status {answer.returncode}'}", fix=fix
+        )
     return tuple(
         Gpu(int(index), uuid, title, _number(memory), _number(capability), driver)
         for index, uuid, title, memory, capability, driver in rows
@@ -138,22 +140,22 @@ def check(hardware: Hardware) -> str:
     Raises:
         UserError: This machine does not have as many of that kind.
     """
-    found, needed = find(), hardware.accelerators_per_replica * hardware.replicas
+    gpus, needed = find(), hardware.accelerators_per_replica * hardware.replicas
     row = hardware.accelerator_row
     assert row is not None
-    near = {0: "cpu", 1: HERE}.get(usable := min(needed, len(found)), f"{HERE}x{usable}")
-    alike = [gpu for gpu in found if row.name == HERE or _is_one(gpu, row)]
+    near = {0: "cpu", 1: HERE}.get(usable := min(needed, len(gpus)), f"{HERE}x{usable}")
+    alike = [gpu for gpu in gpus if row.name == HERE or _is_one(gpu, row)]
     fix = f"--hardware {near}"
     if hardware.replicas > 1:
         message = f"{hardware} has {hardware.replicas} replicas; on one machine, one replica trains on all of its GPUs."
         allowed = "one replica"
-    elif len(alike) == len(found) >= needed:
-        return f"{needed} of {describe()}" if len(found) > needed else describe()
+    elif len(alike) == len(gpus) >= needed:
+        return f"{needed} of {describe()}" if len(gpus) > needed else describe()
     else:
         kind = f"{row.title}{'s' * (needed > 1)}"
         message = f"{hardware} needs {needed} {kind} here; this machine has {describe() or 'no GPU'}."
-        most = f"{HERE} to {HERE}x{len(found)}" if len(found) > 1 else HERE
-        allowed = ", ".join(["cpu", "cpu*2 …", *[most] * bool(found)])
+        most = f"{HERE} to {HERE}x{len(gpus)}" if len(gpus) > 1 else HERE
+        allowed = ", ".join(["cpu", "cpu*2 …", *[most] * bool(gpus)])
         fix += f"; or, to try the layout on the CPU: slipway rehearse --hardware '{hardware}'"
     raise UserError(message, setting="hardware", value=str(hardware), allowed=allowed, nearest=near, fix=fix)
 
