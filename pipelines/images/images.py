@@ -71,8 +71,8 @@ def wanted_image(
     result of `own_content`, if several images share it.
     """
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
-    own, project = content or own_content(config)
-    context = make_context(SOURCE_TREE, kind, base, own, project)
+    user_files, project = content or own_content(config)
+    context = make_context(SOURCE_TREE, kind, base, user_files, project)
     for name in context.excluded[:MAX_NAMED]:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")
     if len(context.excluded) > MAX_NAMED:
@@ -90,15 +90,15 @@ def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[s
         and the content of the project: None if the run needs nothing of it, or if it is Slipway's own checkout, where
         only what the run imports is included.
     """
-    own, folder = own_code(config), Path.cwd()
+    user_files, folder = own_code(config), Path.cwd()
     if is_checkout(SOURCE_TREE) and folder.is_relative_to(SOURCE_TREE):
-        return own, None
-    inside = [name for name, path in own.items() if path.parent == folder]
+        return user_files, None
+    inside = [name for name, path in user_files.items() if path.parent == folder]
     build = config.section(ContentSettings) or ContentSettings()
     if not inside and not build.include and not build.requirements:
-        return own, None
+        return user_files, None
     content = project_content(folder, build, inside, partial(_is_configuration, config), without_git=without_git)
-    return {name: path for name, path in own.items() if name not in inside}, content
+    return {name: path for name, path in user_files.items() if name not in inside}, content
 
 
 def _is_configuration(config: RunConfig, path: Path) -> bool:
@@ -122,12 +122,12 @@ def own_code(config: RunConfig) -> dict[str, Path]:
     names = [name for name in used if name]
     if config.prepared and not source_kind(config.prepared.source).prefix:
         names.append(config.prepared.source)
-    found = {}
+    modules = {}
     for name in names:
         package = name.partition(":")[0].partition(".")[0]
         if package != "slipway":
-            found[package] = _place(package, name)
-    return found
+            modules[package] = _place(package, name)
+    return modules
 
 
 def _place(package: str, reference: str) -> Path:

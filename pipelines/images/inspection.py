@@ -66,18 +66,18 @@ def check_boot(setting: str, image: str, repository: str | None = None, login: t
             f'RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1, and ENTRYPOINT ["{BEAM_BOOT}"]; or remove {setting}: slipway '
             "builds such an image",
         )
-    found = {
+    actual = {
         "Beam": str((configuration.get("Labels") or {}).get(BEAM_LABEL, "")),
         "Python": ".".join(_environment(configuration).get("PYTHON_VERSION", "").split(".")[:2]),
     }
     for name, version in {"Beam": beam_version(SOURCE_TREE), "Python": IMAGE_PYTHON}.items():
-        if found[name] not in ("", version):
+        if actual[name] not in ("", version):
             raise CheckWarning(
-                f"{setting} {image} has {name} {found[name]}, but the step that starts the job has {version}, so its "
+                f"{setting} {image} has {name} {actual[name]}, but the step that starts the job has {version}, so its "
                 "workers may not be able to read the pipeline",
                 f"build it with {name} {version}; or remove {setting}: slipway builds such an image",
             )
-    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or "its versions are not known"
+    return ", ".join(f"{name} {version}" for name, version in actual.items() if version) or "its versions are not known"
 
 
 def _environment(configuration: Mapping[str, Any]) -> dict[str, str]:

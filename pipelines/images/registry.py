@@ -26,22 +26,22 @@ class VerifiedBuild:
 
 
 def ensured(
-    wanted: Mapping[str, Wanted], settings: CloudSettings, log: TextIO, say: Say, builder: str | None
+    images: Mapping[str, Wanted], settings: CloudSettings, log: TextIO, say: Say, builder: str | None
 ) -> dict[str, str]:
     """Return images by digest and role, building those that the registry does not have."""
     builder = builder or settings.build.builder
     check_builder(settings, builder)
     registry = registry_of(settings.image_repository, settings.connection)
     uris: dict[str, str] = {}
-    for role, image in wanted.items():
-        found = find(image.request, registry)
-        if found is None:
+    for role, image in images.items():
+        uri = find(image.request, registry)
+        if uri is None:
             if image.based_on:
                 image = image.built_on(uris[image.based_on])
             say(f"building {image.request.uri} with {builder}")
-            found = ensure(image.request, registry, partial(_build, settings, image, log, builder)).uri
-        say(f"image {found}")
-        uris[role] = found
+            uri = ensure(image.request, registry, partial(_build, settings, image, log, builder)).uri
+        say(f"image {uri}")
+        uris[role] = uri
     return uris
 
 
@@ -52,8 +52,8 @@ def trainer_image(config: RunConfig, settings: CloudSettings, log: TextIO, say: 
         UserError: The user can fix it: missing permissions, a missing repository, untracked files.
         WorkFailed: The build failed.
     """
-    if own := config.train.image or settings.image:
-        return own
+    if configured := config.train.image or settings.image:
+        return configured
     return ensured({"trainer": wanted_trainer(config, settings, say)}, settings, log, say, builder)["trainer"]
 
 
