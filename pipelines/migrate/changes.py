@@ -44,7 +44,7 @@ def changes_in(root: Path, module: str) -> list[Change]:
         for use in file.uses:
             for row in _matching(use, rows):
                 lines.setdefault((_shown(use, row), row), set()).add(use.line)
-        changes += [_change(path, numbers, found, row) for (found, row), numbers in lines.items()]
+        changes += [_change(path, numbers, usage, row) for (usage, row), numbers in lines.items()]
         for number, message in file.errors.items():
             why = f"is not Python 3 ({message})"
             changes.append(Change(str(path), (number,), "this line", why, "write it in Python 3", PYTHON3))
@@ -60,8 +60,8 @@ def changes_in(root: Path, module: str) -> list[Change]:
     return sorted(changes, key=lambda change: (change.path, change.lines, change.found))
 
 
-def _change(path: Path, lines: Set[int], found: str, row: LegacyAPI | Output) -> Change:
-    return Change(str(path), tuple(sorted(lines)), found, row.why, row.replacement, row.source)
+def _change(path: Path, lines: Set[int], usage: str, row: LegacyAPI | Output) -> Change:
+    return Change(str(path), tuple(sorted(lines)), usage, row.why, row.replacement, row.source)
 
 
 def _applies(row: LegacyAPI, names: Set[str]) -> bool:
@@ -70,14 +70,14 @@ def _applies(row: LegacyAPI, names: Set[str]) -> bool:
 
 def _matching(use: Use, rows: Iterable[LegacyAPI]) -> list[LegacyAPI]:
     """Return the rows that a use matches: of names, the longest, or else what the installed package does not have."""
-    found = [row for row in rows if _matches(use, row)]
-    named = [row for row in found if row.kind == "name"]
+    matches = [row for row in rows if _matches(use, row)]
+    named = [row for row in matches if row.kind == "name"]
     if named:
         longest = max(len(row.pattern) for row in named)
-        found = [row for row in found if row.kind != "name" or len(row.pattern) == longest]
+        matches = [row for row in matches if row.kind != "name" or len(row.pattern) == longest]
     elif use.kind in ("name", "module") and (row := _absent(use.name)):
-        found.append(row)
-    return found
+        matches.append(row)
+    return matches
 
 
 def _matches(use: Use, row: LegacyAPI) -> bool:
@@ -90,7 +90,7 @@ def _matches(use: Use, row: LegacyAPI) -> bool:
         case "keyword":
             name, keyword = _keyword(row)
             called = last == name or is_below(_keras(use.name), name)
-            return called and use.call is not None and any(each.arg == keyword for each in use.call.keywords)
+            return called and use.call is not None and any(argument.arg == keyword for argument in use.call.keywords)
         case "method":  # a function of a module is not a method; a class is found by its last name
             if use.call is None or last != row.pattern or (use.kind != "method" and not last[0].isupper()):
                 return False
@@ -113,7 +113,7 @@ def _keras(name: str) -> str:
 
 def _is_valid(call: ast.Call, row: LegacyAPI) -> bool:
     """Return whether the first argument, or the one with the row's keyword, ends in one of the valid endings."""
-    named = [each.value for each in call.keywords if each.arg == row.keyword]
+    named = [keyword.value for keyword in call.keywords if keyword.arg == row.keyword]
     argument = next(iter([*named, *call.args]), None)
     return argument is not None and _text_at_end(argument).endswith(row.valid)
 

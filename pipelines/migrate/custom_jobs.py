@@ -67,10 +67,10 @@ def legacy_of(values: Mapping[str, object]) -> JsonObject:
             f"The job has no {POOLS}.", setting=POOLS, value=str(pools), allowed=ALLOWED, fix=f"add {POOLS}"
         )
     scheduling = _mapping(spec, "scheduling")
-    given: JsonObject = {"scaleTier": "CUSTOM"}
+    training_input: JsonObject = {"scaleTier": "CUSTOM"}
     for role, pool in zip(ROLES, pools, strict=False):
-        given |= _of_pool(role, pool)
-    given |= {
+        training_input |= _of_pool(role, pool)
+    training_input |= {
         "region": spec.get("region"),
         "serviceAccount": spec.get("serviceAccount"),
         "network": spec.get("network"),
@@ -86,7 +86,7 @@ def legacy_of(values: Mapping[str, object]) -> JsonObject:
     }
     body: JsonObject = {
         "jobId": values.get("displayName"),
-        "trainingInput": given,
+        "trainingInput": training_input,
         "labels": values.get("labels") or {},
     }
     return body
@@ -173,15 +173,15 @@ def _of_pool(role: str, pool: Mapping[str, object]) -> JsonObject:
     if not count.isdecimal():
         setting = f"{POOLS}.replicaCount"
         raise UserError(f"{setting} is not a whole number.", setting=setting, value=count, fix="correct replicaCount")
-    found: JsonObject = {f"{role}Type": machine.get("machineType"), f"{role}Config": config}
+    replica: JsonObject = {f"{role}Type": machine.get("machineType"), f"{role}Config": config}
     if role != "master":
-        found[f"{role}Count"] = count
+        replica[f"{role}Count"] = count
     elif package:
-        found |= {key: package.get(key) for key in ("packageUris", "pythonModule", "args")}
+        replica |= {key: package.get(key) for key in ("packageUris", "pythonModule", "args")}
     if role == "master" and count != "1":  # such as of a job whose replicas are all in the first pool
-        more = {f"worker{key.removeprefix(role)}": value for key, value in found.items() if key.startswith(role)}
-        found |= {**more, "workerCount": str(int(count) - 1)}
-    return found
+        more = {f"worker{key.removeprefix(role)}": value for key, value in replica.items() if key.startswith(role)}
+        replica |= {**more, "workerCount": str(int(count) - 1)}
+    return replica
 
 
 def _are_mappings(values: object) -> TypeGuard[list[JsonObject]]:

@@ -66,27 +66,27 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, object], dict[str, str]]
         UserError: A flag is unknown or has no value, or the --config file cannot be read.
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    own, program = list(arguments[:split]), list(arguments[split + 1 :])
-    while own and own[0] in COMMAND:
-        own.pop(0)
-    flags, switches, positional = _collect(own)
-    job, given = _configuration(flags.get("--config"))
+    gcloud_arguments, program = list(arguments[:split]), list(arguments[split + 1 :])
+    while gcloud_arguments and gcloud_arguments[0] in COMMAND:
+        gcloud_arguments.pop(0)
+    flags, switches, positional = _collect(gcloud_arguments)
+    job, training_input = _configuration(flags.get("--config"))
     for flag, path in TEXT_FLAGS.items():
         if flag in flags:
-            _put(given, path, flags[flag])
+            _put(training_input, path, flags[flag])
     for flag, path in ACCELERATOR_FLAGS.items():
         if flag in flags:
-            _put(given, f"{path}.acceleratorConfig", _pairs(flag, flags[flag]))
+            _put(training_input, f"{path}.acceleratorConfig", _pairs(flag, flags[flag]))
     for flag, on in switches.items():
-        _put(given, SWITCHES[flag], "true" if on else "false")
+        _put(training_input, SWITCHES[flag], "true" if on else "false")
     if "--packages" in flags:
-        given["packageUris"] = flags["--packages"].split(",")
+        training_input["packageUris"] = flags["--packages"].split(",")
     if program:
-        given["args"] = program
+        training_input["args"] = program
     if "--labels" in flags:
         job["labels"] = _pairs("--labels", flags["--labels"])
     if "--kms-key" in flags:
-        _put(given, "encryptionConfig.kmsKeyName", _key_name(flags))
+        _put(training_input, "encryptionConfig.kmsKeyName", _key_name(flags))
     if len(positional) > 1:
         raise UserError(
             f"Unexpected argument {positional[1]}: the job id is already {positional[0]}.",
@@ -137,10 +137,12 @@ def _configuration(path: str | None) -> tuple[dict[str, object], dict[str, objec
     if "trainingInput" not in values and "jobId" not in values:
         labels = {"labels": values.pop("labels")} if "labels" in values else {}
         values = {"trainingInput": values, **labels}
-    given = values.get("trainingInput") or {}
-    if not isinstance(given, dict):
-        raise UserError(f"trainingInput in {path} is not a mapping.", setting="trainingInput", value=str(given))
-    return {**values, "trainingInput": given}, given
+    training_input = values.get("trainingInput") or {}
+    if not isinstance(training_input, dict):
+        raise UserError(
+            f"trainingInput in {path} is not a mapping.", setting="trainingInput", value=str(training_input)
+        )
+    return {**values, "trainingInput": training_input}, training_input
 
 
 def _config_file(path: str) -> Mapping[str, object]:

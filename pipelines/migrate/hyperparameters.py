@@ -41,7 +41,7 @@ def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object
         section["failures"] = _count(values, "maxFailedTrials")
     if str(values.get("enableTrialEarlyStopping")).lower() == "true":
         section["pruning"] = "median"
-    section["parameters"] = dict(_parameter(each) for each in parameters)
+    section["parameters"] = dict(_parameter(parameter) for parameter in parameters)
     notes.changed.append("hyperparameters became tune, for slipway tune")
     notes.decisions.append(
         f'tune: the program reports the metric by slipway.training.report(step, kind="validation", '
@@ -71,18 +71,18 @@ def _count(values: Mapping[str, object], key: str) -> int:
 
 def _parameter(values: object) -> tuple[str, dict[str, object]]:
     """Return the option of a parameter, and its range or choices."""
-    found = values if isinstance(values, Mapping) else {}
-    name, kind = str(found.get("parameterName") or ""), str(found.get("type") or "")
-    choices = found.get("categoricalValues") or found.get("discreteValues")
+    parameter = values if isinstance(values, Mapping) else {}
+    name, kind = str(parameter.get("parameterName") or ""), str(parameter.get("type") or "")
+    choices = parameter.get("categoricalValues") or parameter.get("discreteValues")
     try:
         if not name:
             raise ValueError("has no parameterName")
         if kind in ("CATEGORICAL", "DISCRETE"):
             if not isinstance(choices, list) or not choices:
                 raise ValueError("has no values")
-            return f"--{name}", {"choices": [_number(each) for each in choices] if kind == "DISCRETE" else choices}
-        low, high = _number(found.get("minValue")), _number(found.get("maxValue"))
-        if (scaled := str(found.get("scaleType") or "")) not in SCALES:
+            return f"--{name}", {"choices": [_number(choice) for choice in choices] if kind == "DISCRETE" else choices}
+        low, high = _number(parameter.get("minValue")), _number(parameter.get("maxValue"))
+        if (scaled := str(parameter.get("scaleType") or "")) not in SCALES:
             raise ValueError(f"has an unknown scaleType {scaled}; known are {', '.join(filter(None, SCALES))}")
     except ValueError as error:
         raise UserError(

@@ -267,18 +267,20 @@ def read_job(values: Mapping[str, object], flags: Mapping[str, str] | None = Non
         values, "", ("jobId", "trainingInput", "labels", *ANSWER_KEYS) if wrapped else (*INPUT_KEYS, "labels")
     )
     inner = outer.section("trainingInput", INPUT_KEYS) if wrapped else outer
-    given = Section({key: inner.values[key] for key in inner.values if key != "labels"}, "trainingInput", INPUT_KEYS)
+    training_input = Section(
+        {key: inner.values[key] for key in inner.values if key != "labels"}, "trainingInput", INPUT_KEYS
+    )
     labels = outer.values.get("labels") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
         raise outer.wrong("labels", "a mapping of strings to strings")
-    found: JsonObject = {"jobId": outer.text("jobId"), **flags}
+    fields: JsonObject = {"jobId": outer.text("jobId"), **flags}
     for row in FIELDS:
         name, _, key = row.key.rpartition(".")
-        section = given.section(name, SECTIONS[name]) if name else given
+        section = training_input.section(name, SECTIONS[name]) if name else training_input
         read = {"texts": section.texts, "mapping": section.mapping}.get(row.kind, section.text)
-        found[row.key] = read(key)
-    found["scaleTier"] = (found["scaleTier"] or "BASIC").upper().replace("-", "_")
-    return LegacyJob(found, {role: _replica(given, role) for role in ROLES}, dict(labels), unread)
+        fields[row.key] = read(key)
+    fields["scaleTier"] = (fields["scaleTier"] or "BASIC").upper().replace("-", "_")
+    return LegacyJob(fields, {role: _replica(training_input, role) for role in ROLES}, dict(labels), unread)
 
 
 def in_camel_case(values: Mapping[str, object]) -> dict[str, object]:
@@ -287,21 +289,21 @@ def in_camel_case(values: Mapping[str, object]) -> dict[str, object]:
     def converted(value: object) -> object:
         if isinstance(value, Mapping):
             return in_camel_case(value)
-        return [converted(each) for each in value] if isinstance(value, list) else value
+        return [converted(element) for element in value] if isinstance(value, list) else value
 
     return {
-        re.sub(r"_([a-z])", lambda found: found[1].upper(), str(key)): value if key == "labels" else converted(value)
+        re.sub(r"_([a-z])", lambda match: match[1].upper(), str(key)): value if key == "labels" else converted(value)
         for key, value in values.items()
     }
 
 
-def _replica(given: Section, role: str) -> LegacyReplica:
-    config = given.section(f"{role}Config", REPLICA_KEYS)
+def _replica(training_input: Section, role: str) -> LegacyReplica:
+    config = training_input.section(f"{role}Config", REPLICA_KEYS)
     accelerator = config.section("acceleratorConfig", ("type", "count"))
     disk = config.section("diskConfig", ("bootDiskType", "bootDiskSizeGb"))
     kind = accelerator.text("type")
-    count = 1 if role == "master" else given.number(f"{role}Count") or 0
-    machine = given.text(f"{role}Type")
+    count = 1 if role == "master" else training_input.number(f"{role}Count") or 0
+    machine = training_input.text(f"{role}Type")
     return LegacyReplica(
         role=role,
         machine=machine,

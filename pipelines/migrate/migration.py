@@ -187,17 +187,19 @@ def _image(job: LegacyJob, notes: Notes) -> str | None:
                 f"train.module: {image} was a built-in algorithm of Google's, whose code is not available. Write the "
                 "program (docs/your-own-training-loop.md), or remove module and train with model.builder."
             )
-    own = [image for image in images if not image.startswith((PREBUILT, ALGORITHMS))]
-    if not own:
+    custom_images = [image for image in images if not image.startswith((PREBUILT, ALGORITHMS))]
+    if not custom_images:
         return None
-    for other in own[1:]:
-        notes.dropped.append(f"{other}: all replicas now run the same image, {own[0]}")
-    found = ImageReference.parse(own[0])
-    image = own[0] if found.is_pinned else f"{own[0].partition('@')[0].removesuffix(':latest')}:1"
-    if found.is_pinned:
-        notes.changed.append(f"imageUri {own[0]} became train.image")
+    for other in custom_images[1:]:
+        notes.dropped.append(f"{other}: all replicas now run the same image, {custom_images[0]}")
+    reference = ImageReference.parse(custom_images[0])
+    image = (
+        custom_images[0] if reference.is_pinned else f"{custom_images[0].partition('@')[0].removesuffix(':latest')}:1"
+    )
+    if reference.is_pinned:
+        notes.changed.append(f"imageUri {custom_images[0]} became train.image")
     else:
-        notes.decisions.append(f"train.image: {own[0]} has no fixed version; {image} is a placeholder.")
+        notes.decisions.append(f"train.image: {custom_images[0]} has no fixed version; {image} is a placeholder.")
     if repository := ImageReference.parse(image).artifact_repository if GCR.match(image) else None:
         notes.decisions.append(
             f"train.image: Artifact Registry serves {image.partition('/')[0]} since 2025, from {repository}. If that "
@@ -211,20 +213,20 @@ def _module(job: LegacyJob, notes: Notes) -> str:
     if MODULE.fullmatch(module):
         notes.changed.append(f"pythonModule {module} became train.module")
         return module
-    said = f"{module} is not the name of a module" if module else "the job names no module"
-    notes.decisions.append(f"train.module: {said}; {STAND_IN_MODULE} is a placeholder.")
+    problem = f"{module} is not the name of a module" if module else "the job names no module"
+    notes.decisions.append(f"train.module: {problem}; {STAND_IN_MODULE} is a placeholder.")
     return STAND_IN_MODULE
 
 
 def _name(job: LegacyJob, notes: Notes) -> str:
     """Return the job id as a run name: lowercase letters, digits and hyphens."""
-    given = job.text("jobId")
-    words = re.sub(r"[^a-z0-9]+", "-", (given or "").lower()).strip("-")
+    job_id = job.text("jobId")
+    words = re.sub(r"[^a-z0-9]+", "-", (job_id or "").lower()).strip("-")
     name = re.sub(r"^[^a-z]+", "", words)[:NAME_LENGTH].rstrip("-") or "migrated"
-    if given is None:
+    if job_id is None:
         notes.decisions.append(f"name: the job had no id; {name} is a placeholder.")
-    elif name != given:
-        notes.changed.append(f"job id {given} became name {name}")
+    elif name != job_id:
+        notes.changed.append(f"job id {job_id} became name {name}")
     return name
 
 
@@ -249,10 +251,10 @@ def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, objec
 
 def _bucket(job: LegacyJob, notes: Notes) -> str:
     for value in filter(None, (job.text("jobDir"), job.text("--staging-bucket"))):
-        found = BUCKET.match(value)
-        if found and value[found.end() :][:1] in ("", "/"):
+        match = BUCKET.match(value)
+        if match and value[match.end() :][:1] in ("", "/"):
             notes.decisions.append("vertex.bucket: must be in vertex.region, not in a multi-region.")
-            return found[0]
+            return match[0]
     notes.decisions.append("vertex.bucket: the job names no bucket; must be in vertex.region, not in a multi-region.")
     return STAND_IN_BUCKET
 

@@ -40,19 +40,19 @@ class Program:
             return []
         with _unpacked(self.archive, self.module) as root:
             assert root is not None  # found when the job was read
-            parts = [each for each in sorted(root.iterdir()) if _is_importable(each)]
-            for each in parts:
-                if (folder / each.name).exists():
+            parts = [entry for entry in sorted(root.iterdir()) if _is_importable(entry)]
+            for part in parts:
+                if (folder / part.name).exists():
                     raise UserError(
-                        f"{folder / each.name} already exists, and {self.archive} would be unpacked there.",
+                        f"{folder / part.name} already exists, and {self.archive} would be unpacked there.",
                         setting="packageUris",
                         value=str(self.archive),
-                        fix=f"choose another folder for -o, or move {folder / each.name}",
+                        fix=f"choose another folder for -o, or move {folder / part.name}",
                     )
-            for each in parts:
-                copy = shutil.copytree if each.is_dir() else shutil.copy
-                copy(each, folder / each.name)
-            return [folder / each.name for each in parts]
+            for part in parts:
+                copy = shutil.copytree if part.is_dir() else shutil.copy
+                copy(part, folder / part.name)
+            return [folder / copied.name for copied in parts]
 
 
 def find(module: str, job: LegacyJob, notes: Notes) -> Program:
@@ -99,7 +99,7 @@ def find(module: str, job: LegacyJob, notes: Notes) -> Program:
 
 def _in_folder(path: Path, module: str, notes: Notes) -> Program | None:
     """Return the program in a package path; None, and a note, if it is not there."""
-    root = next((each for each in (path.parent, path) if path.is_dir() and _has(each, module)), None)
+    root = next((candidate for candidate in (path.parent, path) if path.is_dir() and _has(candidate, module)), None)
     if root is None:
         notes.decisions.append(f"train.module: there is no {module} in {path}, so its source was not read.")
         return None
@@ -138,7 +138,7 @@ def _requirements(setup: Path) -> list[str]:
         if isinstance(node, ast.keyword) and node.arg == "install_requires":
             value = named.get(node.value.id, node.value) if isinstance(node.value, ast.Name) else node.value
             with contextlib.suppress(ValueError):
-                return [str(each) for each in ast.literal_eval(value)]
+                return [str(requirement) for requirement in ast.literal_eval(value)]
             return [ast.unparse(value)]
     return []
 
@@ -165,7 +165,9 @@ def _unpacked(archive: Path, module: str) -> Iterator[Path | None]:
                 allowed="a source distribution (.tar.gz) or a wheel",
                 fix="correct packageUris, or pass the program's folder with --package-path",
             ) from None
-        yield next((each for each in (root, *root.glob("*"), *root.glob("*/src")) if _has(each, module)), None)
+        yield next(
+            (candidate for candidate in (root, *root.glob("*"), *root.glob("*/src")) if _has(candidate, module)), None
+        )
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

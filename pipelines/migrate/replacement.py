@@ -98,12 +98,12 @@ def _is_tpu(accelerator: str | None) -> bool:
 
 def _of_tpu(job: LegacyJob, tpu: LegacyReplica, notes: Notes) -> Hardware:
     """Return the TPU of the role `tpu`, which is the only role that is kept."""
-    name, count, said = "tpu-v2", TPU_CORES, "8 v2 cores without acceleratorConfig"
+    name, count, origin = "tpu-v2", TPU_CORES, "8 v2 cores without acceleratorConfig"
     if tpu.accelerator is not None and _is_tpu(tpu.accelerator):
-        name, count, said = _accelerator(tpu), tpu.accelerator_count or TPU_CORES, tpu.accelerator
+        name, count, origin = _accelerator(tpu), tpu.accelerator_count or TPU_CORES, tpu.accelerator
     hardware = _offered_today(Request(name, count, replicas=max(1, tpu.count)), job.engine, notes)
     notes.changed.append(
-        f"{tpu.role}Type {tpu.machine or TPU_WORKER} ({said}) became hardware {hardware}, "
+        f"{tpu.role}Type {tpu.machine or TPU_WORKER} ({origin}) became hardware {hardware}, "
         f"machine type {hardware.machine}"
     )
     master, worker = job.replicas["master"], job.replicas["worker"]
@@ -131,18 +131,18 @@ def _of_machines(job: LegacyJob, notes: Notes) -> Hardware:
     chief = machine = _machine(master)
     named = master.machine
     if worker.count and (worker.machine or worker.accelerator):
-        others = _machine(worker)
-        if chief.accelerator and not others.accelerator:
+        workers = _machine(worker)
+        if chief.accelerator and not workers.accelerator:
             notes.decisions.append(
-                f"hardware: the master was {chief}, its {worker.count} workers {others}, without accelerators. All "
+                f"hardware: the master was {chief}, its {worker.count} workers {workers}, without accelerators. All "
                 f"replicas are identical now, so the workers are dropped. For more replicas: {chief.accelerator}"
                 f"x{chief.count}*2, or other hardware if the workers did other work than training (slipway hardware)."
             )
             worker = replace(worker, count=0)
-        elif others != chief:
-            machine, named = others, worker.machine
+        elif workers != chief:
+            machine, named = workers, worker.machine
             notes.decisions.append(
-                f"hardware: the master was {chief}, its {worker.count} workers {others}. All replicas are identical "
+                f"hardware: the master was {chief}, its {worker.count} workers {workers}. All replicas are identical "
                 "now, because they split every batch evenly; the workers' machine type is used for all."
             )
     request = Request(machine.accelerator, machine.count, machine=machine.machine, replicas=1 + worker.count)
@@ -207,17 +207,17 @@ def _next_size(name: str) -> str | None:
 def _offered_today(request: Request, engine: str, notes: Notes) -> Hardware:
     """Return the hardware that is requested, or its replacement: Vertex AI offers it, and the engine runs on it."""
     try:
-        found = resolve(request)
-        unsupported = found.why_not(engine, own_program=True)
+        requested = resolve(request)
+        unsupported = requested.why_not(engine, own_program=True)
         if unsupported is None:
-            return found
-        row = found.accelerator_row
+            return requested
+        row = requested.accelerator_row
         assert row is not None  # every engine trains on CPUs
         if row.is_tpu:
-            placeholder = alternatives(found, engine)[0]
+            placeholder = alternatives(requested, engine)[0]
             notes.decisions.append(
                 f"hardware: {unsupported.rstrip('.')}; {placeholder} is a placeholder, and the program has to use CUDA "
-                f"instead of torch_xla. To stay on TPUs, set hardware to {found} and train.image to an image that "
+                f"instead of torch_xla. To stay on TPUs, set hardware to {requested} and train.image to an image that "
                 "contains the program and torch_xla, or port the program to JAX."
             )
             return placeholder
@@ -229,8 +229,8 @@ def _offered_today(request: Request, engine: str, notes: Notes) -> Hardware:
     if hardware is None:
         raise explain(refusal, request.accelerator or request.machine) from None
     reason = refusal.message.rstrip(".")
-    others = [str(other) for other in _others(request, hardware)]
-    also = f"; {' or '.join(others)} would also work" if others else ""
+    candidates = [str(other) for other in _others(request, hardware)]
+    also = f"; {' or '.join(candidates)} would also work" if candidates else ""
     notes.decisions.append(f"hardware: {reason}. {hardware} is the replacement{also}.")
     return hardware
 
@@ -306,16 +306,16 @@ def _disk(job: LegacyJob, notes: Notes) -> LegacyReplica:
 
 def region_for(job: LegacyJob, hardware: Hardware, notes: Notes) -> str:
     """Return the job's region if it offers the hardware, else the closest one that does."""
-    given, offering = job.text("region"), hardware.regions
+    requested, offering = job.text("region"), hardware.regions
     if offering == ():
         notes.decisions.append(f"hardware: No region offers {hardware}; choose another one: slipway hardware.")
-        return given or STAND_IN_REGION
+        return requested or STAND_IN_REGION
     region = STAND_IN_REGION if offering is None or STAND_IN_REGION in offering else offering[0]
-    if given is None:
+    if requested is None:
         notes.decisions.append(f"vertex.region: the job names no region; {region} offers the hardware.")
         return region
     try:
-        validate_for(hardware, region=given)
+        validate_for(hardware, region=requested)
     except UserError as error:
         if error.nearest is not None and (offering is None or error.nearest in offering):
             region = error.nearest
@@ -323,4 +323,4 @@ def region_for(job: LegacyJob, hardware: Hardware, notes: Notes) -> str:
             f"vertex.region: {error.message.rstrip('.')}; {region} is used instead. Bucket and data must be there too."
         )
         return region
-    return given
+    return requested
