@@ -106,17 +106,17 @@ class _Code:
         """Capture the function or class that `name` stands for, without what it uses; return its own name."""
         is_class = isinstance(value, type)
         source = class_source(value, self.notebook) if is_class else function_source(name, value)
-        own = source.node.name
-        if self.notebook.get(own) is not value:
+        defined = source.node.name
+        if self.notebook.get(defined) is not value:
             raise UserError(
-                f"{name} is an earlier definition of {own}, which a later cell has defined again or deleted.",
-                fix=f"give the two definitions different names, or use the new {own}",
+                f"{name} is an earlier definition of {defined}, which a later cell has defined again or deleted.",
+                fix=f"give the two definitions different names, or use the new {defined}",
             )
-        if own not in self.sources:
-            self.sources[own], self.names[own] = source, names_of(source)
-        if name != own:
-            self.aliases[name] = own
-        return own
+        if defined not in self.sources:
+            self.sources[defined], self.names[defined] = source, names_of(source)
+        if name != defined:
+            self.aliases[name] = defined
+        return defined
 
     def follow(self) -> None:
         """Capture what the definitions use, until nothing is missing."""
@@ -151,8 +151,8 @@ class _Code:
 
         The container's value at submission already has the change, which the module would repeat.
         """
-        classes = {each for each, source in self.sources.items() if isinstance(source.node, ast.ClassDef)}
-        functions = {each: names.all for each, names in self.names.items() if each not in classes}
+        classes = {definition for definition, source in self.sources.items() if isinstance(source.node, ast.ClassDef)}
+        functions = {definition: names.all for definition, names in self.names.items() if definition not in classes}
         for user in sorted(reachable(self.names[name].defining - {name}, functions)):
             for used in sorted(self.names[user].running & self.constants.keys()):
                 if isinstance(self.notebook[used], list | dict | set):
@@ -163,7 +163,7 @@ class _Code:
 
     def _resolve(self, name: str, user: str) -> None:
         """Capture what a name of the notebook stands for."""
-        known = any(name in each for each in (self.sources, self.aliases, self.constants, self.imports))
+        known = any(name in captured for captured in (self.sources, self.aliases, self.constants, self.imports))
         if known or name in OF_MODULES or is_builtin(name, self.notebook):
             return
         refuse_name(name, user, self.notebook)
@@ -210,9 +210,11 @@ class _Code:
             if lines
         ]
         text = "\n\n".join(parts) + "\n"
-        for each in in_order(self.names, self.aliases):
-            text += f"\n\n{self.sources[each].text}"
-            text += "".join(f"\n{other} = {each}\n" for other, own in self.aliases.items() if own == each)
+        for definition in in_order(self.names, self.aliases):
+            text += f"\n\n{self.sources[definition].text}"
+            text += "".join(
+                f"\n{other} = {definition}\n" for other, target in self.aliases.items() if target == definition
+            )
         if program:
             text += f'\n\nif __name__ == "__main__":\n    {name}()\n'
         ast.parse(text)
@@ -222,7 +224,7 @@ class _Code:
 
     def taken(self, name: str) -> str:
         """Return what was captured, for the user."""
-        functions = [*(each for each in in_order(self.names, self.aliases) if each != name), name]
+        functions = [*(definition for definition in in_order(self.names, self.aliases) if definition != name), name]
         constants = self._assignments(_shortened)
         values = f"the value{'s' if len(constants) > 1 else ''} at submission"
         return ", ".join(functions) + (f"; {', '.join(constants)}, {values}" if constants else "")
@@ -233,20 +235,20 @@ class _Code:
 
 def _name(function: Any) -> str:
     """Return a function's name, or the one that the notebook has for something without a name."""
-    own = getattr(function, "__name__", type(function).__name__)
+    function_name = getattr(function, "__name__", type(function).__name__)
     notebook = vars(sys.modules["__main__"])
-    if notebook.get(own) is function:
-        return str(own)
+    if notebook.get(function_name) is function:
+        return str(function_name)
     names = (name for name, value in notebook.items() if value is function and not name.startswith("_"))
-    return next(names, str(own))
+    return next(names, str(function_name))
 
 
 def _namespace(function: Any) -> Mapping[str, Any]:
     if isinstance(function, type):
         module = sys.modules.get(function.__module__)
         return vars(module) if module is not None else {}
-    found = function_of(function)
-    return found.__globals__ if found is not None else {}
+    unwrapped = function_of(function)
+    return unwrapped.__globals__ if unwrapped is not None else {}
 
 
 def _is_defined_in(value: object, notebook: Mapping[str, Any]) -> bool:
@@ -268,7 +270,11 @@ def _check_attribute(name: str, function: Any, module: Mapping[str, Any]) -> Non
 def _check_parameters(name: str, function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in kinds
+    ]
     if required:
         raise UserError(
             f"The training program {name} requires the arguments {', '.join(required)}, and is called without any.",

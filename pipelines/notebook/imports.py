@@ -23,10 +23,10 @@ def import_statement(name: str, value: object) -> str | None:
         value = sys.modules.get(value.__name__, value)  # what TensorFlow's lazy modules stand for
         if _is_public(value.__name__):
             return _module_import(name, value.__name__)
-    found = _location(name, value)
-    if found is None:
+    location = _location(name, value)
+    if location is None:
         return _module_import(name, value.__name__) if isinstance(value, ModuleType) else None
-    module, attribute = found
+    module, attribute = location
     return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
 
 
@@ -94,14 +94,14 @@ def project_file(module: str, folder: Path, user: str) -> str | None:
     package = module.partition(".")[0]
     if package == _OWN or package in sys.stdlib_module_names:
         return None
-    own, loaded = _place(importlib.machinery.PathFinder.find_spec(package, [str(folder)])), _loaded(package)
-    if own is not None and loaded is not None and own != loaded:
+    project_path, loaded = _place(importlib.machinery.PathFinder.find_spec(package, [str(folder)])), _loaded(package)
+    if project_path is not None and loaded is not None and project_path != loaded:
         raise UserError(
-            f"{user} uses {module} of {loaded}; a run in {folder} would import {own} instead.",
-            fix=f"rename {own.name}, or restart the notebook's kernel in {folder}",
+            f"{user} uses {module} of {loaded}; a run in {folder} would import {project_path} instead.",
+            fix=f"rename {project_path.name}, or restart the notebook's kernel in {folder}",
         )
-    if own is not None:
-        return own.relative_to(folder.resolve()).as_posix()
+    if project_path is not None:
+        return project_path.relative_to(folder.resolve()).as_posix()
     if loaded is None or _is_installed(loaded):
         return None
     inside = loaded.is_relative_to(folder.resolve())
@@ -129,28 +129,29 @@ def _is_public(module: str) -> bool:
 
 def _location(name: str, value: object) -> tuple[str, str] | None:
     """Return a module that has the value as an attribute, and the attribute's name; public ones first."""
-    defined, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    defined, value_name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if not isinstance(defined, str):
         defined = type(value).__module__
     attributes, package = [name], defined.partition(".")[0]
-    if isinstance(own, str):
-        attributes.append(own.rpartition(".")[2])
-    found = []
+    if isinstance(value_name, str):
+        attributes.append(value_name.rpartition(".")[2])
+    locations = []
     for module, loaded in list(sys.modules.items()):
         if not isinstance(loaded, ModuleType) or module == "__main__" or loaded.__name__ != module:
             continue
-        found += [(module, attribute) for attribute in attributes if vars(loaded).get(attribute) is value]
-        if own is None and module.partition(".")[0] == package:  # such as float32 of TensorFlow
-            found += [(module, attribute) for attribute, each in list(vars(loaded).items()) if each is value]
+        locations += [(module, attribute) for attribute in attributes if vars(loaded).get(attribute) is value]
+        if value_name is None and module.partition(".")[0] == package:  # such as float32 of TensorFlow
+            locations += [(module, attribute) for attribute, member in list(vars(loaded).items()) if member is value]
     return min(
-        found,
-        key=lambda each: (
-            not _is_public(each[0]),
-            own is None or not f"{defined}.".startswith(f"{each[0]}."),  # torch.nn for torch.nn.modules.linear.Linear
-            each[0].partition(".")[0] != package,
-            each[0].count("."),
-            each[1].startswith("_"),
-            each,
+        locations,
+        key=lambda location: (
+            not _is_public(location[0]),
+            value_name is None
+            or not f"{defined}.".startswith(f"{location[0]}."),  # torch.nn for torch.nn.modules.linear.Linear
+            location[0].partition(".")[0] != package,
+            location[0].count("."),
+            location[1].startswith("_"),
+            location,
         ),
         default=None,
     )

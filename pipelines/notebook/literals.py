@@ -34,14 +34,14 @@ def literal(value: object) -> str:
 def has_path(value: object) -> bool:
     """Return whether a constant is or contains a path."""
     if isinstance(value, dict):
-        return any(has_path(each) for pair in value.items() for each in pair)
+        return any(has_path(element) for pair in value.items() for element in pair)
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(has_path, value))
     return isinstance(value, PurePath)
 
 
 def _expression(value: object, outer: tuple[object, ...]) -> str:
-    if any(value is each for each in outer):
+    if any(value is ancestor for ancestor in outer):
         raise NotLiteralError("a container that contains itself")
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
@@ -66,19 +66,19 @@ def _expression(value: object, outer: tuple[object, ...]) -> str:
 
 def _set(value: set[object] | frozenset[object], outer: tuple[object, ...]) -> str:
     """Return a set in the order of its elements' texts: its own order changes from one process to the next."""
-    elements = ", ".join(sorted(_expression(each, outer) for each in value))
+    elements = ", ".join(sorted(_expression(element, outer) for element in value))
     if type(value) is frozenset:
         return f"frozenset({{{elements}}})" if value else "frozenset()"
     return f"{{{elements}}}" if value else "set()"
 
 
 def _dict(value: dict[object, object], outer: tuple[object, ...]) -> str:
-    pairs = (f"{_expression(key, outer)}: {_expression(each, outer)}" for key, each in value.items())
+    pairs = (f"{_expression(key, outer)}: {_expression(element, outer)}" for key, element in value.items())
     return f"{{{', '.join(pairs)}}}"
 
 
 def _joined(values: list[object] | tuple[object, ...], outer: tuple[object, ...]) -> str:
-    return ", ".join(_expression(each, outer) for each in values)
+    return ", ".join(_expression(element, outer) for element in values)
 
 
 _CONTAINERS: dict[type, Callable[..., str]] = {

@@ -59,8 +59,8 @@ def in_order(definitions: Mapping[str, Names], aliases: Mapping[str, str]) -> li
         definitions: What each of them uses.
         aliases: Other names of the definitions.
     """
-    needed = {name: {aliases.get(each, each) for each in names.defining} for name, names in definitions.items()}
-    used = {name: {aliases.get(each, each) for each in names.all} for name, names in definitions.items()}
+    needed = {name: {aliases.get(alias, alias) for alias in names.defining} for name, names in definitions.items()}
+    used = {name: {aliases.get(alias, alias) for alias in names.all} for name, names in definitions.items()}
     left, ordered = list(definitions)[::-1], list[str]()
     while left:
         ready = [name for name in left if not needed[name] & (set(left) - {name})]
@@ -75,10 +75,10 @@ def reachable(names: set[str], used: Mapping[str, set[str]]) -> set[str]:
     """Return the definitions among `names`, and those that these use, directly or not."""
     reached, left = set[str](), list(names)
     while left:
-        each = left.pop()
-        if each in used and each not in reached:
-            reached.add(each)
-            left += used[each]
+        definition = left.pop()
+        if definition in used and definition not in reached:
+            reached.add(definition)
+            left += used[definition]
     return reached
 
 
@@ -105,8 +105,8 @@ def _collect(table: symtable.SymbolTable, names: Names, *, defining: bool) -> No
 
 
 def _annotation_names(node: ast.AST) -> Iterator[str]:
-    for each in ast.walk(node):
-        for annotation in (getattr(each, "annotation", None), getattr(each, "returns", None)):
+    for child in ast.walk(node):
+        for annotation in (getattr(child, "annotation", None), getattr(child, "returns", None)):
             if isinstance(annotation, ast.expr):
                 yield from (name.id for name in ast.walk(annotation) if isinstance(name, ast.Name))
 
@@ -114,12 +114,12 @@ def _annotation_names(node: ast.AST) -> Iterator[str]:
 def _read_before_assigned(node: ast.ClassDef) -> set[str]:
     """Return the names that a class body reads from outside before it assigns them itself, as in `units = units`."""
     read, assigned = set[str](), set[str]()
-    for each in node.body:
-        if isinstance(each, ast.Assign | ast.AnnAssign):
-            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+    for statement in node.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             stored = {target.id for target in targets if isinstance(target, ast.Name)}
             loaded = {
-                name.id for name in ast.walk(each) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
+                name.id for name in ast.walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
             }
             read |= loaded & (stored - assigned)
             assigned |= stored

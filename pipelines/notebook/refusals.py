@@ -57,12 +57,12 @@ def undefined(name: str, user: str, notebook: Mapping[str, Any]) -> UserError:
     """Return the error for a name that the notebook does not define."""
     return UserError(
         f"{user} uses {name}, which the notebook does not define.",
-        nearest=nearest(name, [each for each in notebook if not each.startswith("_")]),
+        nearest=nearest(name, [defined for defined in notebook if not defined.startswith("_")]),
         fix=f"run the cell that defines or imports {name}, or correct the name",
     )
 
 
-def uncapturable(name: str, value: Any, user: str, what: str | None = None) -> UserError:
+def uncapturable(name: str, value: Any, user: str, description: str | None = None) -> UserError:
     """Return the error for a value that cannot be written as source text.
 
     Args:
@@ -72,31 +72,36 @@ def uncapturable(name: str, value: Any, user: str, what: str | None = None) -> U
         what: A description of the value.
     """
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.").removeprefix("__main__.")
-    what, fix = what or f"an object of the type {kind}", f"create it inside of {user}, or pass it as an argument"
+    description, fix = (
+        description or f"an object of the type {kind}",
+        f"create it inside of {user}, or pass it as an argument",
+    )
     if isinstance(value, functools.partial):
         called = getattr(value.func, "__name__", "FUNCTION")
-        what, fix = "a functools.partial", f"write it as a function: def {name}(…): return {called}(…)"
+        description, fix = "a functools.partial", f"write it as a function: def {name}(…): return {called}(…)"
     elif isinstance(value, MethodType):
-        what, fix = (
+        description, fix = (
             f"a method of an object ({value.__qualname__})",
             f"write a function that creates the object: def {name}(…): …",
         )
     elif isinstance(value, io.IOBase):
-        what, fix = f"an open file ({kind})", f"open it inside of {user}"
+        description, fix = f"an open file ({kind})", f"open it inside of {user}"
     elif hasattr(value, "shape") and (hasattr(value, "dtype") or hasattr(value, "dtypes")):
-        what = f"{'a table' if hasattr(value, 'dtypes') else 'an array'} ({kind})"
+        description = f"{'a table' if hasattr(value, 'dtypes') else 'an array'} ({kind})"
         fix = f"load it inside of {user} from a file of the project, or compute it there"
     elif isinstance(value, list | tuple | set | dict | str | bytes):
         fix = f"create it inside of {user}, or write it to a file of the project and read that in {user}"
-        what = (
-            f"{what}; at most {MAX_CHARACTERS:,} can be captured" if "characters" in what else f"a {kind} with {what}"
+        description = (
+            f"{description}; at most {MAX_CHARACTERS:,} can be captured"
+            if "characters" in description
+            else f"a {kind} with {description}"
         )
     if name == user:
         return UserError(
-            f"{name} is {what}, not a function or class that can be captured.",
+            f"{name} is {description}, not a function or class that can be captured.",
             fix=fix if "write" in fix else f"pass a function: def {name}(…): …",
         )
-    return UserError(f"{user} uses {name}, {what}, which cannot be captured from a notebook.", fix=fix)
+    return UserError(f"{user} uses {name}, {description}, which cannot be captured from a notebook.", fix=fix)
 
 
 def _is_of_ipython(value: object) -> bool:

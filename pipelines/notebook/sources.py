@@ -102,11 +102,11 @@ def class_source(value: type, namespace: Mapping[str, Any]) -> Source:
     name = value.__name__
     if "<locals>" in value.__qualname__:
         raise _nested(name, value.__qualname__)
-    methods = {key: each for key, each in _methods(value).items() if each.__globals__ is namespace}
-    methods = {key: each for key, each in methods.items() if not _is_generated(each.__code__)}
-    own = [each.__code__ for each in methods.values() if each.__code__.co_qualname.startswith(f"{name}.")]
-    texts = [_text_of(code) for code in own] or _texts(namespace)
-    source = _find(name, name, texts, own[0] if own else None)
+    methods = {key: method for key, method in _methods(value).items() if method.__globals__ is namespace}
+    methods = {key: method for key, method in methods.items() if not _is_generated(method.__code__)}
+    codes = [method.__code__ for method in methods.values() if method.__code__.co_qualname.startswith(f"{name}.")]
+    texts = [_text_of(code) for code in codes] or _texts(namespace)
+    source = _find(name, name, texts, codes[0] if codes else None)
     if source is None:
         raise _unknown_source(name)
     _check_class(value, methods, source, namespace)
@@ -172,18 +172,20 @@ def _find(name: str, defined: str, texts: list[str], code: CodeType | None) -> S
         UserError: The text of the definition is not what `code` was compiled from.
     """
     for text in texts:
-        found = [node for node in _definitions(text) if node.name == defined]
+        definitions = [node for node in _definitions(text) if node.name == defined]
         if code is not None:
-            found = [node for node in found if _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0)]
-        if not found:
+            definitions = [
+                node for node in definitions if _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0)
+            ]
+        if not definitions:
             continue
-        lines = text.splitlines(keepends=True)[_first_line(found[-1]) - 1 : found[-1].end_lineno]
-        own = textwrap.dedent("".join(lines)).rstrip() + "\n"
+        lines = text.splitlines(keepends=True)[_first_line(definitions[-1]) - 1 : definitions[-1].end_lineno]
+        source_text = textwrap.dedent("".join(lines)).rstrip() + "\n"
         flags = code.co_flags if code is not None else 0
-        (node,) = ast.parse(own).body
+        (node,) = ast.parse(source_text).body
         assert isinstance(node, _Node)
-        source = Source(own, node, bool(flags & ANNOTATIONS))
-        if code is not None and not any(_same(code, each) for each in _codes(source)):
+        source = Source(source_text, node, bool(flags & ANNOTATIONS))
+        if code is not None and not any(_same(code, compiled) for compiled in _codes(source)):
             raise _unknown_source(name)
         return source
     return None
@@ -204,7 +206,7 @@ def _definitions(text: str) -> Iterator[_Node]:
 
 
 def _first_line(node: _Node) -> int:
-    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
 def _codes(source: Source) -> Iterator[CodeType]:
@@ -213,30 +215,30 @@ def _codes(source: Source) -> Iterator[CodeType]:
     for code in module.co_consts:
         if isinstance(code, CodeType) and code.co_name == source.node.name:
             yield code
-            yield from (each for each in code.co_consts if isinstance(each, CodeType))
+            yield from (constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 
-def _same(one: object, other: object) -> bool:
+def _same(first: object, other: object) -> bool:
     """Return whether two constants of compiled code are equal; for code, whether it does the same."""
-    if not isinstance(one, CodeType) or not isinstance(other, CodeType):
-        return type(one) is type(other) and (one == other or repr(one) == repr(other))
+    if not isinstance(first, CodeType) or not isinstance(other, CodeType):
+        return type(first) is type(other) and (first == other or repr(first) == repr(other))
     return (
-        (one.co_code, one.co_names, one.co_varnames, one.co_freevars)
+        (first.co_code, first.co_names, first.co_varnames, first.co_freevars)
         == (other.co_code, other.co_names, other.co_varnames, other.co_freevars)
-        and len(one.co_consts) == len(other.co_consts)
-        and all(map(_same, one.co_consts, other.co_consts))
+        and len(first.co_consts) == len(other.co_consts)
+        and all(map(_same, first.co_consts, other.co_consts))
     )
 
 
 def _methods(value: type) -> dict[str, FunctionType]:
     """Return a class's own functions by name, also those in properties and static and class methods."""
-    found = {}
-    for name, each in vars(value).items():
-        function = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+    methods = {}
+    for name, member in vars(value).items():
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         function = inspect.unwrap(function) if callable(function) and not isinstance(function, type) else function
         if isinstance(function, FunctionType):
-            found[name] = function
-    return found
+            methods[name] = function
+    return methods
 
 
 def _is_generated(code: CodeType) -> bool:
@@ -258,20 +260,24 @@ def _check_class(
         if method.__code__.co_freevars:
             raise _wrapped(f"{name}.{key}", method)
         raise _changed(f"{name}.{key}", "the method was replaced after the class was defined")
-    bound = assigned | {each.name for each in source.node.body if isinstance(each, _Node)}
+    bound = assigned | {statement.name for statement in source.node.body if isinstance(statement, _Node)}
     for key, expression in _constants(source.node):
-        now, wanted = vars(value).get(key), _static_value(expression, namespace, bound)
-        if type(now) is type(wanted) and not _equal(now, wanted):
-            raise _changed(f"{name}.{key}", f"it is {now!r}; its source says {wanted!r} by now")
+        now, expected = vars(value).get(key), _static_value(expression, namespace, bound)
+        if type(now) is type(expected) and not _equal(now, expected):
+            raise _changed(f"{name}.{key}", f"it is {now!r}; its source says {expected!r} by now")
 
 
 def _constants(node: _Node) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that a class assigns in its body, with what it assigns."""
-    for each in node.body:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            yield each.targets[0].id, each.value
-        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value is not None:
-            yield each.target.id, each.value
+    for statement in node.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            yield statement.targets[0].id, statement.value
+        elif (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.value is not None
+        ):
+            yield statement.target.id, statement.value
 
 
 def _check_defaults(name: str, function: FunctionType, source: Source) -> None:
@@ -284,22 +290,22 @@ def _check_defaults(name: str, function: FunctionType, source: Source) -> None:
         if node is not None:
             defaults.append((parameter, node, (function.__kwdefaults__ or {}).get(parameter.arg)))
     for parameter, node, value in defaults:
-        wanted = _static_value(node, function.__globals__, set())
-        if wanted is not _UNKNOWN and not _equal(value, wanted):
-            what = f"its default is {value!r}; {ast.unparse(node)} is {wanted!r} by now"
-            raise _changed(f"{name}({parameter.arg}=…)", what)
+        expected = _static_value(node, function.__globals__, set())
+        if expected is not _UNKNOWN and not _equal(value, expected):
+            difference = f"its default is {value!r}; {ast.unparse(node)} is {expected!r} by now"
+            raise _changed(f"{name}({parameter.arg}=…)", difference)
 
 
-def _changed(what: str, why: str) -> UserError:
-    name = what.partition(".")[0].partition("(")[0]
-    return UserError(f"{what} has changed: {why}.", fix=f"run the cell that defines {name} again")
+def _changed(definition: str, why: str) -> UserError:
+    name = definition.partition(".")[0].partition("(")[0]
+    return UserError(f"{definition} has changed: {why}.", fix=f"run the cell that defines {name} again")
 
 
 def _static_value(node: ast.expr, namespace: Mapping[str, Any], bound: set[str]) -> object:
     """Return the value of an expression with names but without calls; `_UNKNOWN` for anything else."""
-    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
     allowed = (ast.Name, ast.Constant, ast.Tuple, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
-    if not all(isinstance(each, allowed) for each in ast.walk(node)) or names & bound:
+    if not all(isinstance(child, allowed) for child in ast.walk(node)) or names & bound:
         return _UNKNOWN
     try:
         return eval(compile(ast.Expression(node), "<captured>", "eval"), dict(namespace))
@@ -307,8 +313,8 @@ def _static_value(node: ast.expr, namespace: Mapping[str, Any], bound: set[str])
         return _UNKNOWN
 
 
-def _equal(one: object, other: object) -> bool:
+def _equal(first: object, other: object) -> bool:
     try:
-        return one is other or (type(one) is type(other) and (bool(one == other) or repr(one) == repr(other)))
+        return first is other or (type(first) is type(other) and (bool(first == other) or repr(first) == repr(other)))
     except Exception:  # arrays have no truth value
-        return repr(one) == repr(other)
+        return repr(first) == repr(other)
