@@ -107,7 +107,7 @@ def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Out
     Raises:
         UserError: The folder has something else, an input or the model is not usable, or a process was killed.
     """
-    every = [part for one in inputs.listed(batch.inputs, batch.split) for part in one.divided(batch.size)]
+    every = [part for source in inputs.listed(batch.inputs, batch.split) for part in source.divided(batch.size)]
     if not every:
         raise inputs.unreadable(batch.inputs[0], "has no examples")
     plan = _plan(batch, every)
@@ -165,22 +165,22 @@ def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
     """
     for path in (batch.folder / SUMMARY, batch.folder / UNFINISHED / PLAN):
         try:
-            found = json.loads(path.read_bytes())
+            saved = json.loads(path.read_bytes())
         except (OSError, ValueError):
             continue
         if path.name == PLAN and not any(path.parent.glob("[0-9]*.json")):
             return None
-        _check_same(batch, plan, found)
+        _check_same(batch, plan, saved)
         if path.name == PLAN:
             return None
-        unknown = UnknownValues(**found["unknown"]) if "unknown" in found else UnknownValues()
+        unknown = UnknownValues(**saved["unknown"]) if "unknown" in saved else UnknownValues()
         return Outcome(
-            found["examples"], found["done"], found["failed"], found["parts"], kept=found["parts"], unknown=unknown
+            saved["examples"], saved["done"], saved["failed"], saved["parts"], kept=saved["parts"], unknown=unknown
         )
-    others = sorted(each.name for each in batch.folder.iterdir()) if batch.folder.is_dir() else []
-    if others and others != [UNFINISHED]:
+    names = sorted(entry.name for entry in batch.folder.iterdir()) if batch.folder.is_dir() else []
+    if names and names != [UNFINISHED]:
         raise UserError(
-            f"The folder {batch.folder} has other files, such as {others[0]}.",
+            f"The folder {batch.folder} has other files, such as {names[0]}.",
             setting="--output",
             value=str(batch.folder),
             allowed="a new folder, an empty one, or one with a batch to continue",
@@ -188,15 +188,15 @@ def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
     return None
 
 
-def _check_same(batch: Batch, plan: JsonObject, found: JsonObject) -> None:
-    different = next((name for name, value in plan.items() if found.get(name) != value), None)
+def _check_same(batch: Batch, plan: JsonObject, saved: JsonObject) -> None:
+    different = next((name for name, value in plan.items() if saved.get(name) != value), None)
     if different is None:
         return
     setting, value, message = {
         "content": ("--input", ", ".join(batch.inputs), "The inputs have changed since"),
         "digest": ("MODEL", str(batch.chosen), f"The model in {batch.chosen.folder} has changed since"),
     }.get(different, ("--output", str(batch.folder), ""))
-    other = f"The batch in {batch.folder} has another {different.replace('_', ' ')}: {found.get(different)}."
+    other = f"The batch in {batch.folder} has another {different.replace('_', ' ')}: {saved.get(different)}."
     raise UserError(
         f"{message} the batch in {batch.folder} was begun." if message else other,
         setting=setting,

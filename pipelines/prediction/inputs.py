@@ -43,27 +43,27 @@ def listed(inputs: Sequence[str], split: str) -> list[Part]:
     Raises:
         UserError: An input does not exist, is empty, has files of several formats, or has no such split.
     """
-    found: list[Part] = []
-    for given in inputs:
-        if copies.is_remote(given):
-            given = str(copies.local(given, say))
-        path = Path(given).expanduser()
-        if given == STANDARD_INPUT and sys.stdin is None:
-            raise unreadable(given, "is closed")
-        if given != STANDARD_INPUT and not path.exists():
-            raise unreadable(given, "does not exist")
+    parts: list[Part] = []
+    for source in inputs:
+        if copies.is_remote(source):
+            source = str(copies.local(source, say))
+        path = Path(source).expanduser()
+        if source == STANDARD_INPUT and sys.stdin is None:
+            raise unreadable(source, "is closed")
+        if source != STANDARD_INPUT and not path.exists():
+            raise unreadable(source, "does not exist")
         known = next((known for known in FORMATS if known.accepts(path)), None)
         if known is not None:
-            found.append(known.of(given, split))
+            parts.append(known.of(source, split))
         elif path.is_dir():
-            found += _in_folder(path)
+            parts += _in_folder(path)
         else:
-            raise unreadable(given, "is neither a file nor a folder")
-    if sum(part.is_numbered for part in found) > 1:
-        found = [replace(part, name=f"{part.paths[0]} ") if part.is_numbered else part for part in found]
-    images = tuple(path for part in found if isinstance(part, Images) for path in part.paths)
-    others = [part for part in found if not isinstance(part, Images)]
-    return [Images(images, len(images)), *others] if images else others
+            raise unreadable(source, "is neither a file nor a folder")
+    if sum(part.is_numbered for part in parts) > 1:
+        parts = [replace(part, name=f"{part.paths[0]} ") if part.is_numbered else part for part in parts]
+    images = tuple(path for part in parts if isinstance(part, Images) for path in part.paths)
+    rest = [part for part in parts if not isinstance(part, Images)]
+    return [Images(images, len(images)), *rest] if images else rest
 
 
 def _in_folder(folder: Path) -> list[Part]:
@@ -121,9 +121,9 @@ def _files_in(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def unreadable(given: str, what: str, fix: str | None = None) -> UserError:
+def unreadable(source: str, problem: str, fix: str | None = None) -> UserError:
     """Return the error for an input that nothing can be predicted on."""
-    return UserError(f"The input {given} {what}.", setting="INPUT", value=given, allowed=WORDS, fix=fix)
+    return UserError(f"The input {source} {problem}.", setting="INPUT", value=source, allowed=WORDS, fix=fix)
 
 
 class Images(Part):
@@ -136,8 +136,8 @@ class Images(Part):
         return path.is_file()
 
     @classmethod
-    def of(cls, given: str, split: str) -> Part:  # noqa: ARG003
-        return cls((str(Path(given).expanduser()),), 1)
+    def of(cls, source: str, split: str) -> Part:  # noqa: ARG003
+        return cls((str(Path(source).expanduser()),), 1)
 
     def divided(self, size: int) -> Iterator[Part]:
         for paths in groups(self.paths, size):
@@ -146,7 +146,7 @@ class Images(Part):
     def read(self, model: Model, size: int, key: str | None = None) -> Iterator[Chunk]:  # noqa: ARG002
         from slipway.serving.instances import of_image
 
-        if not model.is_custom and [each.kind for each in model.inputs.values()] != ["image"]:
+        if not model.is_custom and [feature.kind for feature in model.inputs.values()] != ["image"]:
             raise UserError(
                 f"The model in {model.folder} predicts from {', '.join(model.inputs)}, not from image files alone.",
                 setting="INPUT",
@@ -210,11 +210,11 @@ class Instances(Part):
 
         with self._opened() as file:
             for group in groups(islice(self._numbered(self._lines(file)), self.examples), size):
-                found = of_lines(model, [line for _, line in group], key)
-                if found is None:
+                parsed = of_lines(model, [line for _, line in group], key)
+                if parsed is None:
                     yield chunk_of(model, [self._instance(number, line, key) for number, line in group])
                 else:
-                    arrays, keys = found
+                    arrays, keys = parsed
                     yield Chunk(keys or [f"{self.name}line {number}" for number, _ in group], arrays, {})
 
     def _opened(self) -> AbstractContextManager[IO[bytes]]:
@@ -244,15 +244,15 @@ class Instances(Part):
 
         name = f"{self.name}line {number}"
         try:
-            found = parse(line, "The line")
+            instance = parse(line, "The line")
         except BadRequest as error:
             return name, Fault(error.problem)
         if key is None:
-            return name, found
-        if not isinstance(found, dict) or key not in found:
+            return name, instance
+        if not isinstance(instance, dict) or key not in instance:
             return name, Fault(f"The instance has no field {key}, the key")
-        own = found.pop(key)
-        return own if isinstance(own, str) else json.dumps(own), found
+        key_value = instance.pop(key)
+        return key_value if isinstance(key_value, str) else json.dumps(key_value), instance
 
 
 class Records(Part):
@@ -267,8 +267,8 @@ class Records(Part):
         return (path / FILE_NAME).is_file()
 
     @classmethod
-    def of(cls, given: str, split: str) -> Part:
-        folder = Path(given).expanduser()
+    def of(cls, source: str, split: str) -> Part:
+        folder = Path(source).expanduser()
         shards = _shards(folder, split)
         return cls(tuple(str(folder / shard.file) for shard in shards), sum(shard.examples for shard in shards))
 
@@ -285,8 +285,8 @@ class Records(Part):
 
         folder = self.path.parent
         description = manifests.read(folder)
-        given = model.matched(description.signature)
-        if missing := [model.source(name) for name in model.inputs if name not in given]:
+        matched = model.matched(description.signature)
+        if missing := [model.source(name) for name in model.inputs if name not in matched]:
             raise UserError(
                 f"The data set in {folder} has no input {missing[0]}, which the model in {model.folder} needs.",
                 setting="INPUT",
@@ -299,8 +299,8 @@ class Records(Part):
         manifests.verify(folder, shards)
         import_tensorflow()
         for batch in batches([folder / shard.file for shard in shards], description, size):
-            features = {name: batch.features[stored] for name, stored in given.items()}
-            yield Chunk([each.decode(errors="replace") for each in batch.keys], features, {})
+            features = {name: batch.features[stored] for name, stored in matched.items()}
+            yield Chunk([record_key.decode(errors="replace") for record_key in batch.keys], features, {})
 
 
 def _shards(folder: Path, split: str = EVERY_SPLIT) -> list[Shard]:

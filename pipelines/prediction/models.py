@@ -81,8 +81,10 @@ def say_once(chosen: Chosen, registry: Path, *, trust: bool) -> None:
     """Say that a model can run code, unless it is in the registry, in the project's folder, or of one of its runs."""
     if trust or chosen.configuration is not None:
         return
-    own = (project() or Path.cwd(), in_project(registry))
-    if chosen.uri is None and any(chosen.folder.resolve().is_relative_to(folder.resolve()) for folder in own):
+    trusted_folders = (project() or Path.cwd(), in_project(registry))
+    if chosen.uri is None and any(
+        chosen.folder.resolve().is_relative_to(folder.resolve()) for folder in trusted_folders
+    ):
         return
     say(
         f"{chosen.uri or chosen.folder} is from outside of this project, and a model can run any code: "
@@ -133,13 +135,13 @@ def _find(model: str | None, known: Registry) -> Chosen:
     name, _, version = model.partition("/")
     if name in known.models():
         return _version(known, name, version) if version else _champion(known, name)
-    if found := _of_run(model):
-        return found
+    if chosen := _of_run(model):
+        return chosen
     if folder.is_dir():
         return Chosen(folder.absolute(), folder.name)
     if rejected := _rejected(model):
         raise rejected
-    near = nearest(model, [*known.models(), *(each.run_id for each in runs.folders())])
+    near = nearest(model, [*known.models(), *(run_folder.run_id for run_folder in runs.folders())])
     raise UserError(
         f"There is no model {model}.",
         setting="MODEL",
@@ -206,7 +208,7 @@ def _champion(known: Registry, name: str) -> Chosen:
             f"The model {name} has no champion.",
             setting="MODEL",
             value=name,
-            allowed=", ".join(f"{name}/{each.number}" for each in known.versions(name)),
+            allowed=", ".join(f"{name}/{registered.number}" for registered in known.versions(name)),
             fix=f"name a version, such as {name}/{known.versions(name)[-1].number}",
         )
     return _registered(champion, follow=True)
@@ -218,10 +220,10 @@ def _registered(version: Version, *, follow: bool = False) -> Chosen:
 
 
 def _version(known: Registry, name: str, version: str) -> Chosen:
-    for each in known.versions(name):
-        if str(each.number) == version:
-            return _registered(each)
-    numbers = [f"{name}/{each.number}" for each in known.versions(name)]
+    for candidate in known.versions(name):
+        if str(candidate.number) == version:
+            return _registered(candidate)
+    numbers = [f"{name}/{registered.number}" for registered in known.versions(name)]
     raise UserError.unknown("version", f"{name}/{version}", numbers, setting="MODEL", fix=f"name {numbers[-1]}")
 
 

@@ -74,15 +74,15 @@ def lines(answers: Answers, kind: Format, model: Model, *, errors: bool = True) 
     predicted = iter(_json_lines(answers, model) if kind is Format.jsonl else _csv_lines(answers, model, errors=errors))
     if not answers.errors:
         return "".join(predicted)
-    found = []
+    texts = []
     for index, key in enumerate(answers.keys):
         if (error := answers.errors.get(index)) is None:
-            found.append(next(predicted))
+            texts.append(next(predicted))
         elif errors and kind is Format.jsonl:
-            found.append(_encode({"input": key, "error": error}) + "\n")
+            texts.append(_encode({"input": key, "error": error}) + "\n")
         elif errors:
-            found.append(_csv([[_cell(key), *("" for _ in _columns(model)), _cell(error)]]))
-    return "".join(found)
+            texts.append(_csv([[_cell(key), *("" for _ in _columns(model)), _cell(error)]]))
+    return "".join(texts)
 
 
 def header(kind: Format, model: Model, *, errors: bool = True) -> str:
@@ -139,7 +139,7 @@ def _json_predictions(outputs: Outputs, model: Model) -> list[str]:
                 return [f'{{"labels": {names}, "probabilities": [{row}]}}' for row in rows]
             case "regression":
                 return [f'{{"prediction": {value!r}}}' for value in outputs["prediction"].reshape(-1).tolist()]
-    return [_encode(found) for found in instances.in_words(model, outputs)]
+    return [_encode(prediction) for prediction in instances.in_words(model, outputs)]
 
 
 def _json_rows(matrix: NDArray[Any]) -> list[str]:
@@ -173,7 +173,7 @@ def _csv_columns(outputs: Outputs, model: Model) -> list[Sequence[Any]]:
             return [[*map(_cell, labels)], *outputs["probabilities"].T.tolist()]
         case "regression":
             return [outputs["prediction"].reshape(-1).tolist()]
-    return [[_cell(_encode(found)) for found in instances.in_words(model, outputs)]]
+    return [[_cell(_encode(prediction)) for prediction in instances.in_words(model, outputs)]]
 
 
 def _encode(value: Any) -> str:

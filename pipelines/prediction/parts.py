@@ -70,9 +70,9 @@ class Part:
         raise NotImplementedError
 
     @classmethod
-    def of(cls, given: str, split: str) -> Part:  # noqa: ARG003
+    def of(cls, source: str, split: str) -> Part:  # noqa: ARG003
         """Return an input, of a data set its split, as one part."""
-        return cls((given,))
+        return cls((source,))
 
     def divided(self, size: int) -> Iterator[Part]:
         """Yield parts with up to `size` examples each; a shard is never divided."""

@@ -79,5 +79,5 @@ def _answers(model: Model, chunk: Chunk) -> Answers:
     for index, fault in faults.items():
         text = fault.problem if isinstance(fault, BadRequest) else f"The model failed: {fault}"
         errors[sound[index]] = text
-    texts = frozenset(model.source(name) for name, each in model.inputs.items() if each.words)
+    texts = frozenset(model.source(name) for name, feature in model.inputs.items() if feature.words)
     return Answers(chunk.keys, outputs, errors, model.unknown(chunk.arrays), texts)

@@ -54,7 +54,7 @@ class Tables(Part):
             raise UserError.unknown("column", key, table.names, setting="--key")
         columns = columns_of(table.names, model, table.header, "INPUT", str(self.path), key)
         rows = _Rows(self, model, columns, table.names.index(key) if key is not None else None, table.item)
-        has_one_shape = all(None not in each.shape for each in model.inputs.values())
+        has_one_shape = all(None not in feature.shape for feature in model.inputs.values())
         for batch in regrouped(table.batches(self.section), size):
             step = len(batch) if has_one_shape else size
             for start in range(0, len(batch), step):
@@ -83,17 +83,19 @@ class _Rows:
         keys, offset = self._keys(batch), 0
         for start in range(0, len(batch), size):
             stop = min(start + size, len(batch))
-            own = {
+            chunk_faults = {
                 index - start: fault(self.model, faults[index].field, faults[index].problem)
                 for index in (sorted(faults) if faults else ())
                 if start <= index < stop
             }
-            sound = stop - start - len(own)
-            yield Chunk(keys[start:stop], {name: each[offset : offset + sound] for name, each in arrays.items()}, own)
+            sound = stop - start - len(chunk_faults)
+            yield Chunk(
+                keys[start:stop], {name: array[offset : offset + sound] for name, array in arrays.items()}, chunk_faults
+            )
             offset += sound
 
     def _keys(self, batch: Batch) -> list[str]:
-        image = next((name for name, each in self.model.inputs.items() if each.is_image), None)
+        image = next((name for name, feature in self.model.inputs.items() if feature.is_image), None)
         column = self.key if self.key is not None else self.columns[image] if image is not None else None
         if column is None:
             return [f"{self.part.name}{self.item} {line}" for line in batch.lines]
