@@ -80,21 +80,21 @@ def _dependencies(folder: RunFolder, record: RunRecord) -> list[JsonObject]:
     """Return what the model was made from: data set, code, image and packages."""
     prepared = next((step.outputs for step in record.steps if step.name == "prepare_data"), {})
     made_with = provenance.read(folder.path)
-    found: list[JsonObject] = []
+    dependencies: list[JsonObject] = []
     if uri := prepared.get("dataset"):
         data = {"name": DATA_SET, "uri": uri, "annotations": {"fingerprint": prepared.get("fingerprint")}}
         if not is_remote(uri):
             data |= {"uri": Path(uri).as_uri(), "digest": {"sha256": digest_of(Path(uri))}}
-        found.append(data)
+        dependencies.append(data)
     if commit := made_with.get("commit"):
         commit, _, modified = commit.partition("-")
         about = {"modified": bool(modified), "files": made_with.get("files")}
-        found.append({"name": "code", "digest": {"gitCommit": commit}, "annotations": about})
+        dependencies.append({"name": "code", "digest": {"gitCommit": commit}, "annotations": about})
     if folder.image_file.is_file():
         image = folder.image_file.read_text()
-        found.append({"name": "image", "uri": image, "digest": {"sha256": image.rpartition("sha256:")[2]}})
+        dependencies.append({"name": "image", "uri": image, "digest": {"sha256": image.rpartition("sha256:")[2]}})
     packages = made_with.get("packages", {}).items()
-    return [*found, *({"name": name, "uri": f"pkg:pypi/{name}@{version}"} for name, version in packages)]
+    return [*dependencies, *({"name": name, "uri": f"pkg:pypi/{name}@{version}"} for name, version in packages)]
 
 
 def _model_signature(version: Path, key: Key) -> JsonObject:

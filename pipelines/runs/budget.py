@@ -45,14 +45,14 @@ def check_month(config: RunConfig, platform: str, bill: Bill, running: str = "")
 
 
 def committed(
-    others: Iterable[RunFolder], now: datetime, running: str = "", label: tuple[str, str] | None = None
+    run_folders: Iterable[RunFolder], now: datetime, running: str = "", label: tuple[str, str] | None = None
 ) -> float:
     """Return what the runs of the month of `now` have cost or may still cost in US dollars.
 
     Of the run `running`, only what it has cost; with `label`, only runs with this name and value.
     """
     total, month = 0.0, now.astimezone(UTC).strftime("%Y-%m")
-    for folder in others:
+    for folder in run_folders:
         record = folder.read()
         is_counted = label is None or label in record.labels.items()
         if is_counted and record.created.astimezone(UTC).strftime("%Y-%m") == month:

@@ -163,7 +163,7 @@ def part_of(record: RunRecord, only: str | None, from_step: str | None, last: st
     """
     option, step = ("--only", only) if only else ("--from-step", from_step)
     assert step is not None
-    steps = [each.name for each in record.steps if STEPS[each.name].settings]
+    steps = [entry.name for entry in record.steps if STEPS[entry.name].settings]
     if step not in steps or (only and from_step):
         raise UserError(
             "--only and --from-step cannot be used together." if only and from_step else f"A run has no step {step}.",
@@ -178,10 +178,10 @@ def part_of(record: RunRecord, only: str | None, from_step: str | None, last: st
             f"{record.run_id} is a rehearsal, which has no results for {option}.", setting="--from", fix="slipway run"
         )
     first = "plan_training" if step == "train" else step
-    for each in record.steps[: [each.name for each in record.steps].index(first)]:
-        if each.name != "build_image" and each.status != "succeeded":
+    for prior in record.steps[: [entry.name for entry in record.steps].index(first)]:
+        if prior.name != "build_image" and prior.status != "succeeded":
             raise UserError(
-                f"The step {step} needs the result of {each.name}, which is {each.status} in run {record.run_id}.",
+                f"The step {step} needs the result of {prior.name}, which is {prior.status} in run {record.run_id}.",
                 setting="--from",
                 value=record.run_id,
                 fix=f"slipway run --resume {record.run_id}",
@@ -217,7 +217,7 @@ def part_configuration(folder: RunFolder, part: Part, overrides: Iterable[str], 
                 f"{setting} does not change the steps that are executed: {', '.join(executed)}.",
                 setting=setting,
                 value=value,
-                allowed=", ".join(f"{each}.*" for each in dict.fromkeys(sections)),
+                allowed=", ".join(f"{allowed_section}.*" for allowed_section in dict.fromkeys(sections)),
                 fix=f"slipway run --from-step {earlier} --from {part.source}" if earlier else "slipway run",
             )
     return load(folder.configuration_file, overrides, hardware)

@@ -79,8 +79,8 @@ def holder(path: Path) -> Holder | None:
         return None
     try:
         while not _locks(descriptor, fcntl.LOCK_SH, path):
-            if found := _read(descriptor):
-                return found
+            if process := _read(descriptor):
+                return process
             time.sleep(0.01)  # it has just locked the new file
     finally:
         os.close(descriptor)

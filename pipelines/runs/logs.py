@@ -26,12 +26,12 @@ def read(folder: RunFolder, step: str | None, *, follow: bool, raw: bool = False
         UserError: The run has no step of that name, or it has not started.
     """
     names = check_step(folder, step, "pipeline")
-    wanted = [step] if step else names
-    positions = dict.fromkeys(wanted, 0)
+    steps = [step] if step else names
+    positions = dict.fromkeys(steps, 0)
     untitled = [] if step else list(names)
     while True:
         running = folder.read().status == "running"
-        for name in wanted:
+        for name in steps:
             lines = _new_lines(folder.logs / f"{name}.log", positions, name, ended=not running)
             lines = [line for line in lines if raw or not is_noise(line)]
             if lines and name in untitled:

@@ -97,8 +97,10 @@ class RunDisplay:
         elif kind in ("finished", "failed", "cancelled"):
             self._hide()
             self._print(step_line(step, judged=not record.rehearsal))
-            others = (step.name for status in ("running", "pending") for step in record.steps if step.status == status)
-            if kind == "finished" and (following := next(others, None)):
+            unfinished = (
+                step.name for status in ("running", "pending") for step in record.steps if step.status == status
+            )
+            if kind == "finished" and (following := next(unfinished, None)):
                 self._show(following, "starting")
 
     def _repeat(self) -> None:
@@ -144,9 +146,9 @@ def progress_line(event: dict[str, Any]) -> str:
     """Return progress and metrics as text: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
     values = dict(event.get("values") or {})
     parts = [f"{event['done']:,}/{event['total']:,} {event['unit']}"]
-    what = next((name for name in values if name.endswith("_per_second")), "")
-    if rate := values.pop(what, None):
-        parts.append(f"{rate:,.0f} {what.removesuffix('_per_second')}/s")
+    rate_name = next((name for name in values if name.endswith("_per_second")), "")
+    if rate := values.pop(rate_name, None):
+        parts.append(f"{rate:,.0f} {rate_name.removesuffix('_per_second')}/s")
         parts.append(f"{max(0, event['total'] - event['done']) / rate:,.0f} s left")
     parts += [f"{name} {number(value)}" for name, value in values.items()]
     return ", ".join(parts)
@@ -156,8 +158,8 @@ def step_line(step: StepRecord, *, judged: bool) -> str:
     """Return one line about a step: mark, name, seconds and result; the verdict only if the run is `judged`."""
     seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
     cost = "" if step.dollars is None else f"~${step.dollars:,.2f}  "
-    found = escape(outcome(step, judged=judged))
-    return f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {cost}{found}".rstrip()
+    result = escape(outcome(step, judged=judged))
+    return f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {cost}{result}".rstrip()
 
 
 def outcome(step: StepRecord, *, judged: bool) -> str:

@@ -41,10 +41,10 @@ def of_here(config: RunConfig) -> JsonObject:
 def read(folder: Path) -> JsonObject:
     """Return what the run in `folder` was made with; {} if it is not known."""
     try:
-        found: JsonObject = json.loads((folder / FILE_NAME).read_bytes())
+        provenance: JsonObject = json.loads((folder / FILE_NAME).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found
+    return provenance
 
 
 def _files(config: RunConfig) -> list[Path]:

@@ -211,7 +211,7 @@ class RunRecord:
             elif step.name == "register_model" and step.outputs:
                 self.model = step.outputs["model"]
 
-    def add_cost(self, bill: Bill | None, seconds: float, others: Mapping[str, float] | None = None) -> None:
+    def add_cost(self, bill: Bill | None, seconds: float, step_costs: Mapping[str, float] | None = None) -> None:
         """Add the cost of a training whose machines ran for `seconds`, if its price is known, and that of other steps.
 
         Args:
@@ -220,8 +220,8 @@ class RunRecord:
             others: US dollars by the names of other steps, in this try.
         """
         for step in self.steps:
-            if others and step.name in others:
-                step.dollars = round((step.dollars or 0.0) + others[step.name], 4)
+            if step_costs and step.name in step_costs:
+                step.dollars = round((step.dollars or 0.0) + step_costs[step.name], 4)
         price = bill.per_hour if bill else None
         if bill is None or price is None or seconds <= 0:
             return
@@ -349,9 +349,9 @@ class RunFolder:
         """Return the history of the training, which another run may have executed; it may not exist."""
         from slipway.trainer.metrics.history import FILE_NAME  # light commands do not need it
 
-        own = (self.path / "train" / "logs" / FILE_NAME, self.path / FILE_NAME)  # the second is a copy
+        candidates = (self.path / "train" / "logs" / FILE_NAME, self.path / FILE_NAME)  # the second is a copy
         model = next((step.outputs.get("model", "") for step in record.steps if step.name == "train"), "")
-        return next((file for file in own if file.is_file()), Path(str(model)) / FILE_NAME)
+        return next((file for file in candidates if file.is_file()), Path(str(model)) / FILE_NAME)
 
     def holder(self) -> lock.Holder | None:
         """Return the process that executes the run on this machine, or None if none does."""
@@ -396,11 +396,11 @@ def discard(folder: RunFolder) -> None:
     shutil.rmtree(folder.path)
     latest = folder.path.parent / LATEST
     if latest.is_symlink() and not latest.exists():
-        others = next(folders(folder.path.parent), None)
-        if others is None:
+        newest = next(folders(folder.path.parent), None)
+        if newest is None:
             latest.unlink()
         else:
-            _point_latest_to(others)
+            _point_latest_to(newest)
 
 
 def _point_latest_to(folder: RunFolder) -> None:
@@ -442,5 +442,5 @@ def folders(root: Path | None = None) -> Iterator[RunFolder]:
     """Yield the folders of all runs, newest first."""
     root = root or in_project(ROOT)
     if root.is_dir():
-        found = (path for path in root.iterdir() if not path.is_symlink() and (path / "run.json").is_file())
-        yield from (RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_ctime, reverse=True))
+        paths = (path for path in root.iterdir() if not path.is_symlink() and (path / "run.json").is_file())
+        yield from (RunFolder(path) for path in sorted(paths, key=lambda path: path.stat().st_ctime, reverse=True))

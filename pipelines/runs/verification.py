@@ -58,7 +58,7 @@ def verify(name: str, registry: Path, key: Key = None) -> Iterator[Verified]:
     """
     known, folder = Registry(in_project(registry)), Path(name).expanduser()
     model, _, version = name.partition("/")
-    run_ids = [each.run_id for each in runs.folders()]
+    run_ids = [run_folder.run_id for run_folder in runs.folders()]
     if copies.is_remote(name):
         yield _in_bucket(name.rstrip("/"), None)
     elif name in known.models():
@@ -90,9 +90,9 @@ def everything(registry: Path, key: Key = None) -> Iterator[Verified]:
         yield from _versions(known, name, key)
     seen: set[Path | str] = set()
     for folder in runs.folders():
-        for each in _run(folder, seen):
-            seen.add(each.path)
-            yield each
+        for verified in _run(folder, seen):
+            seen.add(verified.path)
+            yield verified
 
 
 def _in_bucket(uri: str, configuration: Path | None) -> Verified:
@@ -138,15 +138,15 @@ def _version(known: Registry, name: str, number: int, key: Key) -> Iterator[Veri
     except UserError as error:
         yield Verified("model", folder, [error])
         return
-    found, data = _model(folder, checksum), None
+    verified, data = _model(folder, checksum), None
     if key is not None:
         try:
             data = statement.verified_data_set(folder, key, f"{name}/{number}")
         except (UserError, OSError) as error:
-            found.damages.append(_told(error, folder))
+            verified.damages.append(_told(error, folder))
     elif (folder / integrity.STATEMENT_FILE).is_file():
-        found.note = "signed; to verify that: --key FILE"
-    yield found
+        verified.note = "signed; to verify that: --key FILE"
+    yield verified
     if data is not None:
         yield _signed_data_set(*data)
 
@@ -155,24 +155,26 @@ def _signed_data_set(folder: Path, digest: str) -> Verified:
     """Verify the data set of a signed model: `digest` is the SHA-256 of its manifest, which has those of the shards."""
     if not folder.is_dir():
         return Verified("data set", folder, note="not verified: it is not on this machine")
-    found = _data_set(folder)
-    if not found.damages and attestation.digest_of(folder) != digest:
-        what = f"The data set in {folder} is not the one with which the model was trained: another {manifest.FILE_NAME}"
-        found.damages.append(UserError(f"{what} was signed.", fix=manifest.prepare_again(folder)))
-    return found
+    verified = _data_set(folder)
+    if not verified.damages and attestation.digest_of(folder) != digest:
+        problem = (
+            f"The data set in {folder} is not the one with which the model was trained: another {manifest.FILE_NAME}"
+        )
+        verified.damages.append(UserError(f"{problem} was signed.", fix=manifest.prepare_again(folder)))
+    return verified
 
 
 def _model(folder: Path, checksum: str | None = None) -> Verified:
     """Verify a model; it is damaged, too, if it has not the checksums of which `checksum` is known."""
     try:
         damages = list(integrity.damages(folder))
-        found = None if damages else integrity.checksum(folder)
+        observed = None if damages else integrity.checksum(folder)
     except OSError as error:
         return Verified("model", folder, [_told(error, folder)])
-    if not damages and checksum not in (None, found):
-        damages = ["its checksums are missing" if found is None else "its checksums are those of another model"]
-    sealed = bool(damages) or found is not None
-    return Verified("model", folder, [integrity.damaged(folder, what) for what in damages], sealed)
+    if not damages and checksum not in (None, observed):
+        damages = ["its checksums are missing" if observed is None else "its checksums are those of another model"]
+    sealed = bool(damages) or observed is not None
+    return Verified("model", folder, [integrity.damaged(folder, damage) for damage in damages], sealed)
 
 
 def _run(folder: runs.RunFolder, but: set[Path | str] | None = None) -> Iterator[Verified]:
@@ -198,16 +200,16 @@ def _run(folder: runs.RunFolder, but: set[Path | str] | None = None) -> Iterator
 
 def _checkpoints(folder: Path) -> Iterator[Verified]:
     try:
-        for path, what in Checkpoints(folder, keep=1).damages():
+        for path, damage in Checkpoints(folder, keep=1).damages():
             fix = f"rm -r {shlex.quote(str(path))}; training resumes from the one before it"
-            error = UserError(f"The checkpoint {path} is damaged: {what}.", fix=fix)
-            yield Verified("checkpoint", path, [error] if what else [])
+            error = UserError(f"The checkpoint {path} is damaged: {damage}.", fix=fix)
+            yield Verified("checkpoint", path, [error] if damage else [])
     except UserError as error:
         yield Verified("checkpoints", folder, [error])
 
 
 def _data_set(folder: Path) -> Verified:
-    found = Verified("data set", folder)
+    verified = Verified("data set", folder)
     try:
         shards = [shard for split in manifest.read(folder).splits.values() for shard in split.shards]
     except (UserError, OSError) as error:
@@ -216,8 +218,8 @@ def _data_set(folder: Path) -> Verified:
         try:
             manifest.verify_shard(folder / shard.file, shard)
         except (UserError, OSError) as error:
-            found.damages.append(_told(error, folder / shard.file))
-    return found
+            verified.damages.append(_told(error, folder / shard.file))
+    return verified
 
 
 def _told(error: UserError | OSError, path: Path) -> UserError:
