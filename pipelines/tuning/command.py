@@ -159,8 +159,8 @@ def _say_importance(outcome: Outcome, study: optuna.Study) -> None:
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     try:
-        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+        importances = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     except (ValueError, RuntimeError):  # too few trials
         return
-    if len(found) > 1:
-        outcome.say("importance: " + ", ".join(f"{escape(name)} {value:.2f}" for name, value in found.items()))
+    if len(importances) > 1:
+        outcome.say("importance: " + ", ".join(f"{escape(name)} {value:.2f}" for name, value in importances.items()))

@@ -39,27 +39,27 @@ def settings_of(config: RunConfig) -> SearchSettings:
             allowed="maximize, minimize",
             fix="--set tune.direction=maximize",
         )
-    given = {"metric": metric, "direction": direction, "seed": config.train.seed}
-    return SearchSettings.model_validate({**tune.model_dump(), **given})
+    fixed = {"metric": metric, "direction": direction, "seed": config.train.seed}
+    return SearchSettings.model_validate({**tune.model_dump(), **fixed})
 
 
 def extremes(parameters: dict[str, ParameterSettings]) -> Iterator[dict[str, Any]]:
     """Yield parameters at the ends of all ranges, also of those that apply with some choices only."""
     fixed: list[dict[str, Any]] = [{}]
-    for each in parameters.values():
-        if each.when:
+    for parameter in parameters.values():
+        if parameter.when:
             chosen: dict[str, Any] = {}
-            names = list(each.when.items())
+            names = list(parameter.when.items())
             for name, allowed in names:  # which grows by what those depend on
                 chosen.setdefault(name, allowed[0])
                 names += [item for item in parameters[name].when.items() if item[0] not in chosen]
             fixed.append(chosen)
     for values, end in itertools.product(fixed, (0, 1)):
-        found: dict[str, Any] = {}
-        for name, each in parameters.items():
-            if each.applies(found):
-                found[name] = values.get(name, each.ends[end])
-        yield found
+        sampled: dict[str, Any] = {}
+        for name, parameter in parameters.items():
+            if parameter.applies(sampled):
+                sampled[name] = values.get(name, parameter.ends[end])
+        yield sampled
 
 
 def overrides(values: dict[str, Any], arguments: Sequence[str]) -> list[str]:

@@ -179,16 +179,16 @@ class Trials:
                 trial = self._study.ask()
                 if (ended := self._start(trial)) is not None:
                     yield ended
-            for each in list(self._running):
-                if (found := self._poll(each)) is not None:
-                    self._running.remove(each)
-                    yield found
+            for running_trial in list(self._running):
+                if (finished := self._poll(running_trial)) is not None:
+                    self._running.remove(running_trial)
+                    yield finished
             if self.failed() > self._tune.failures:
                 break
             time.sleep(POLL_SECONDS)
-        for each in self._running:
-            if each.folder.holder() is not None:
-                following.cancel(each.folder)
+        for running_trial in self._running:
+            if running_trial.folder.holder() is not None:
+                following.cancel(running_trial.folder)
 
     def failed(self) -> int:
         """Return the number of failed trials, without those that were tried again."""
