@@ -76,17 +76,17 @@ def connect(settings: KubeflowSettings) -> Cluster:
     name = cluster.namespace
     try:
         call = partial(cluster.core.read_namespace, name, _request_timeout=CALL_SECONDS)
-        found = cluster.found(f"read the namespace {name}", call)
+        namespace = cluster.found(f"read the namespace {name}", call)
     except DeniedError:  # who may work in the namespace need not have the right to read it
         return cluster
-    if found is None:
+    if namespace is None:
         raise UserError(
             f"The cluster has no namespace {name}.",
             setting="kubeflow.namespace",
             value=settings.namespace,
             fix=f"--set kubeflow.namespace=NAMESPACE, or kubectl create namespace {name}",
         )
-    if (found.metadata.labels or {}).get(ENFORCED) == "restricted" and not settings.run_as_user:
+    if (namespace.metadata.labels or {}).get(ENFORCED) == "restricted" and not settings.run_as_user:
         raise UserError(
             f"The namespace {name} enforces the Pod Security Standard restricted: pods need a user other than root.",
             setting="kubeflow.run_as_user",
@@ -111,27 +111,27 @@ def missing_field(cluster: Cluster, settings: KubeflowSettings) -> str | None:
     return None
 
 
-def missing(cluster: Cluster, wanted: list[JsonObject]) -> list[JsonObject]:
+def missing(cluster: Cluster, desired: list[JsonObject]) -> list[JsonObject]:
     """Return the objects that the cluster does not have, or has with other rules or without the account."""
-    return [body for body in wanted if not _holds(_found(cluster, body), body)]
+    return [body for body in desired if not _holds(_found(cluster, body), body)]
 
 
 def apply(cluster: Cluster, body: JsonObject) -> str:
     """Create an object, or change it; return what was done."""
-    found = _found(cluster, body)
-    name, what = body["metadata"]["name"], f"{body['kind']} {body['metadata']['name']}"
-    if found is None:
-        cluster.call(f"create the {what}", partial(_rbac(cluster, "create", body), body=body))
+    existing = _found(cluster, body)
+    name, title = body["metadata"]["name"], f"{body['kind']} {body['metadata']['name']}"
+    if existing is None:
+        cluster.call(f"create the {title}", partial(_rbac(cluster, "create", body), body=body))
         return "created"
-    if _holds(found, body):
+    if _holds(existing, body):
         return "unchanged"
-    if found.get("roleRef") != body.get("roleRef"):  # cannot be changed
-        cluster.call(f"delete the {what}", partial(_rbac(cluster, "delete", body), name))
+    if existing.get("roleRef") != body.get("roleRef"):  # cannot be changed
+        cluster.call(f"delete the {title}", partial(_rbac(cluster, "delete", body), name))
         apply(cluster, body)
-        return f"replaced: it was of the {found['roleRef']['kind']} {found['roleRef']['name']}"
+        return f"replaced: it was of the {existing['roleRef']['kind']} {existing['roleRef']['name']}"
     if body["kind"] == "RoleBinding":  # keep the other accounts
-        body = {**body, "subjects": [*found.get("subjects", ()), *body["subjects"]]}
-    cluster.call(f"change the {what}", partial(_rbac(cluster, "patch", body), name, body=body))
+        body = {**body, "subjects": [*existing.get("subjects", ()), *body["subjects"]]}
+    cluster.call(f"change the {title}", partial(_rbac(cluster, "patch", body), name, body=body))
     return "changed"
 
 
@@ -154,15 +154,15 @@ def check_volume(settings: KubeflowSettings, hardware: Hardware, *, searches: bo
     cluster, name = connect(settings), settings.volume
     claims = cluster.core.read_namespaced_persistent_volume_claim
     call = partial(claims, name, cluster.namespace, _request_timeout=CALL_SECONDS)
-    found = cluster.found(f"read the PersistentVolumeClaim {name}", call)
-    if found is None:
+    claim = cluster.found(f"read the PersistentVolumeClaim {name}", call)
+    if claim is None:
         raise UserError(
             f"The namespace {cluster.namespace} has no PersistentVolumeClaim {name}.",
             setting="kubeflow.volume",
             value=name,
             fix=f"kubectl -n {cluster.namespace} get pvc; then --set kubeflow.volume=CLAIM",
         )
-    modes = list(found.spec.access_modes or ())
+    modes = list(claim.spec.access_modes or ())
     if uses_train_job(settings, hardware, searches=searches) and SHARED not in modes:
         raise UserError(
             f"The PersistentVolumeClaim {name} has the access modes {', '.join(modes)}; {hardware.hosts + 1} pods on "
@@ -202,18 +202,18 @@ def _found(cluster: Cluster, body: JsonObject) -> JsonObject | None:
     """Return the cluster's object of the same kind and name as plain values."""
     name = body["metadata"]["name"]
     call = partial(_rbac(cluster, "read", body), name)
-    found = cluster.found(f"read the {body['kind']} {name}", call)
-    plain: JsonObject | None = cluster.api.sanitize_for_serialization(found)
+    existing = cluster.found(f"read the {body['kind']} {name}", call)
+    plain: JsonObject | None = cluster.api.sanitize_for_serialization(existing)
     return plain
 
 
-def _holds(found: JsonObject | None, body: JsonObject) -> bool:
+def _holds(existing: JsonObject | None, body: JsonObject) -> bool:
     """Return whether an existing object grants what the wanted one does."""
-    if found is None or found.get("roleRef") != body.get("roleRef"):
+    if existing is None or existing.get("roleRef") != body.get("roleRef"):
         return False
     for key in ("rules", "subjects"):
-        have = found.get(key) or ()
-        if any(not any(one.items() <= other.items() for other in have) for one in body.get(key, ())):
+        have = existing.get(key) or ()
+        if any(not any(entry.items() <= other.items() for other in have) for entry in body.get(key, ())):
             return False
     return True
 

@@ -78,10 +78,10 @@ def check_volume(hardware: Hardware, settings: KubeflowSettings, *, searches: bo
     """Raise UserError if a TrainJob trains, and no volume is configured."""
     if settings.volume is not None or not uses_train_job(settings, hardware, searches=searches):
         return
-    what = f"{hardware.hosts} pods train" if hardware.hosts > 1 else "a TrainJob trains"
-    what = "The trials of a search are TrainJobs" if searches else f"With {hardware}, {what}"
+    subject = f"{hardware.hosts} pods train" if hardware.hosts > 1 else "a TrainJob trains"
+    subject = "The trials of a search are TrainJobs" if searches else f"With {hardware}, {subject}"
     raise UserError(
-        f"{what}, which read the data set and write checkpoints on a volume, and none is configured.",
+        f"{subject}, which read the data set and write checkpoints on a volume, and none is configured.",
         setting="kubeflow.volume",
         value=None,
         allowed="a PersistentVolumeClaim with the access mode ReadWriteMany",

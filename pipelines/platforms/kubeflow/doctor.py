@@ -38,9 +38,9 @@ def training(context: Context) -> str:
     except DeniedError as error:  # the step may have the rights that this account lacks
         raise CheckWarning(f"not checked: {error.message}", SETUP) from None
     if lacking:
-        what = " and ".join(f"{body['kind']} {body['metadata']['name']}" for body in lacking)
+        names = " and ".join(f"{body['kind']} {body['metadata']['name']}" for body in lacking)
         raise CheckWarning(
-            f"the step train may lack rights: {cluster.namespace} has no {what} as setup makes it", SETUP
+            f"the step train may lack rights: {cluster.namespace} has no {names} as setup makes it", SETUP
         )
     if old:
         raise CheckWarning(old, INSTALL)

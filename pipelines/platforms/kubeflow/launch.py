@@ -216,20 +216,20 @@ def _kubectl(server: Server, pod: str) -> str:
 def _identify(record: RunRecord, server: Server) -> bool:
     """Return whether the server has the run; after an interrupted submission, find it by its name."""
     if record.job is None:
-        found = server.find(_name(record))
-        if found is None and record.is_being_submitted():
+        server_run = server.find(_name(record))
+        if server_run is None and record.is_being_submitted():
             return False
-        if found is None:  # of what the server has created just now, it may not know at once
+        if server_run is None:  # of what the server has created just now, it may not know at once
             time.sleep(paced(POLL_SECONDS))
-            found = server.find(_name(record))
+            server_run = server.find(_name(record))
         record.requested = None
-        if found is None:
+        if server_run is None:
             record.status = "failed"
             record.error = ErrorRecord(
                 step=None, message="The run was never submitted.", fix="slipway run --target kubeflow"
             )
             return False
-        record.job = found.run_id
+        record.job = server_run.run_id
         record.console = server.page(record.job)
     return True
 
@@ -275,7 +275,7 @@ def _error(
 ) -> ErrorRecord:
     """Return why the run failed, as far as the server knows; the fix prints the pod's log."""
     # Also a task that does not end its step, such as the one that finds the champion.
-    task = next((one for name, one in details.items() if str(one.state) == "FAILED" and step_of(name)), None)
+    task = next((detail for name, detail in details.items() if str(detail.state) == "FAILED" and step_of(name)), None)
     cause = (task.error if task is not None else None) or run.error
     message = str(cause.message) if cause and cause.message else "The server returned no reason."
     pods = _pods(task) if task is not None else []

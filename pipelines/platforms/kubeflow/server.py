@@ -77,8 +77,8 @@ class Server:
 
         def start() -> V2beta1Run:
             experiment = self._client.create_experiment(self.settings.experiment, namespace=self.namespace)
-            found = self._find(run_id, experiment.experiment_id)
-            return found or self._client.run_pipeline(
+            existing = self._find(run_id, experiment.experiment_id)
+            return existing or self._client.run_pipeline(
                 experiment_id=experiment.experiment_id,
                 job_name=run_id,
                 pipeline_package_path=str(specification),
@@ -112,8 +112,8 @@ class Server:
 
     def _find(self, run_id: str, experiment_id: str) -> V2beta1Run | None:
         named = {"operation": "EQUALS", "key": "display_name", "stringValue": run_id}
-        found = self._client.list_runs(experiment_id=experiment_id, filter=json.dumps({"predicates": [named]}))
-        return found.runs[0] if found.runs else None
+        response = self._client.list_runs(experiment_id=experiment_id, filter=json.dumps({"predicates": [named]}))
+        return response.runs[0] if response.runs else None
 
     @functools.cached_property
     def _client(self) -> Client:

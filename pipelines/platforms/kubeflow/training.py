@@ -68,17 +68,17 @@ def tolerations(settings: KubeflowSettings) -> list[dict[str, str | int]]:
 
 def limits_of(settings: KubeflowSettings, step: str) -> StepResources:
     """Return the limits of a working step: its own, else those of all steps."""
-    own = settings.steps.get(step) or StepResources()
-    return StepResources(cpu=own.cpu or settings.cpu, memory=own.memory or settings.memory)
+    step_limits = settings.steps.get(step) or StepResources()
+    return StepResources(cpu=step_limits.cpu or settings.cpu, memory=step_limits.memory or settings.memory)
 
 
 def _limits(settings: KubeflowSettings, hardware: Hardware) -> dict[str, str]:
     limits = limits_of(settings, "train")
-    found = {} if limits.cpu is None else {"cpu": str(limits.cpu)}
+    resources = {} if limits.cpu is None else {"cpu": str(limits.cpu)}
     if limits.memory is not None:
-        found["memory"] = limits.memory
+        resources["memory"] = limits.memory
     if hardware.is_tpu:
-        found[TPU_RESOURCE] = str(hardware.chips // hardware.machines_per_replica)
+        resources[TPU_RESOURCE] = str(hardware.chips // hardware.machines_per_replica)
     elif hardware.accelerators_per_replica:
-        found[settings.accelerator] = str(hardware.accelerators_per_replica)
-    return found
+        resources[settings.accelerator] = str(hardware.accelerators_per_replica)
+    return resources
