@@ -174,7 +174,7 @@ def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     folders = [here]
     for folder in (here / path for path in named):
         resolved = folder.resolve()
-        if not any(resolved.is_relative_to(one) for one in folders):
+        if not any(resolved.is_relative_to(parent) for parent in folders):
             resolved.mkdir(parents=True, exist_ok=True)
             folders.append(resolved)
     return folders

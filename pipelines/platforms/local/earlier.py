@@ -32,10 +32,10 @@ def copy_outputs(source: RunFolder, folder: RunFolder, record: RunRecord) -> Non
     """
     assert record.part is not None
     for task in tasks_before(record.part.first, record.platform):
-        found = _output_file(source, task)
-        if found is None:  # a program that has its own data
+        output_file = _output_file(source, task)
+        if output_file is None:  # a program that has its own data
             continue
-        for artifact in _artifacts(found).values():
+        for artifact in _artifacts(output_file).values():
             if not Path(artifact["uri"]).exists():
                 raise UserError(
                     f"{artifact['uri']}, which the run {source.run_id} has written, no longer exists.",
@@ -43,7 +43,7 @@ def copy_outputs(source: RunFolder, folder: RunFolder, record: RunRecord) -> Non
                 )
         target = folder.artifacts / source.run_id / task / OUTPUT
         target.parent.mkdir(parents=True)
-        shutil.copyfile(found, target)
+        shutil.copyfile(output_file, target)
 
 
 def fill_cache(cache: Path, folder: RunFolder, tasks: list[str], specification: PipelineSpec) -> None:
@@ -73,5 +73,5 @@ def _output_file(folder: RunFolder, task: str) -> Path | None:
 
 
 def _artifacts(file: Path) -> dict[str, JsonObject]:
-    found = json.loads(file.read_bytes()).get("artifacts", {})
-    return {name: each["artifacts"][0] for name, each in found.items()}
+    artifacts = json.loads(file.read_bytes()).get("artifacts", {})
+    return {name: artifact["artifacts"][0] for name, artifact in artifacts.items()}

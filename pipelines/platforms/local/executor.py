@@ -80,7 +80,7 @@ def forget_damaged(cache: Path) -> None:
     for entry in cache.glob("*.json"):
         try:
             outputs = json.loads(entry.read_bytes()).values()
-            artifacts = [each for each in outputs if isinstance(each, dict) and "uri" in each]
+            artifacts = [output for output in outputs if isinstance(output, dict) and "uri" in output]
             is_whole = len(outputs) > 0 and not any(map(_is_damaged, artifacts))
         except (ValueError, AttributeError):
             is_whole = False

@@ -38,12 +38,12 @@ class ForkServer:
     """Starts runs with this configuration, each in a session of its own, which outlives this process."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), config.train.engine]
+        self._channel, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
+            command = [sys.executable, "-m", __name__, str(child_end.fileno()), config.train.engine]
             self._process = subprocess.Popen(
                 dying_with_parent(command),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 stdout=subprocess.DEVNULL,  # what libraries log while they are imported
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for this process alone

@@ -46,8 +46,8 @@ PASSED_ON = (
 
 def in_container(train: TrainSettings) -> TrainSettings:
     """Return settings whose command runs the program of `train` in a container of its image."""
-    own = ["python", "-m", train.module] if train.module else list(train.command or ())
-    command = ("python", "-m", MODULE, *([COMMAND] if own else []), str(train.image), *own)
+    program = ["python", "-m", train.module] if train.module else list(train.command or ())
+    command = ("python", "-m", MODULE, *([COMMAND] if program else []), str(train.image), *program)
     return train.model_copy(update={"module": None, "command": command, "image": None})
 
 

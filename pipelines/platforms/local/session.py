@@ -40,14 +40,14 @@ def stop_members(leader: int, seconds: float) -> None:
 
 def members(leader: int, *, frozen: bool = False) -> list[psutil.Process]:
     """Return the other live processes of the session of `leader`; with `frozen`, only those stopped by SIGSTOP."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             if process.pid != os.getpid() and os.getsid(process.pid) == leader:
                 status = process.status()
                 if status == psutil.STATUS_STOPPED if frozen else status != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-    return found
+                    processes.append(process)
+    return processes
 
 
 @contextlib.contextmanager

@@ -61,11 +61,11 @@ class Warm:
     def __init__(self, steps: Sequence[str], engine: str, lock: int | None = None) -> None:
         self._steps = steps
         self._is_fork = False
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), engine, *steps]
+        self._channel, child_end = socket.socketpair()
+        with child_end:
+            command = [sys.executable, "-m", __name__, str(child_end.fileno()), engine, *steps]
             environment = {**os.environ, "_KFP_RUNTIME": "true"}  # as in steps: kfp imports only what they need
-            descriptors = [theirs.fileno(), *([] if lock is None else [lock])]
+            descriptors = [child_end.fileno(), *([] if lock is None else [lock])]
             self._process: forking.Forked | subprocess.Popen[bytes]
             if forking.can_run(command):
                 self._process = forking.Forked(command, environment, piped=False, own_group=False)
