@@ -139,8 +139,8 @@ def _runtime(settings: TpuSettings, vm: TpuVm) -> str:
     version = settings.runtime_version
     if version is None or version in vm.runtime_versions:
         return version or vm.runtime_versions[0]
-    others = {name: row.title for row in load().accelerators if row.tpu_vm for name in row.tpu_vm.runtime_versions}
-    whose = f"is of {others[version]}" if version in others else "is not known"
+    titles = {name: row.title for row in load().accelerators if row.tpu_vm for name in row.tpu_vm.runtime_versions}
+    whose = f"is of {titles[version]}" if version in titles else "is not known"
     raise UserError(
         f"The runtime version {version} {whose}.",
         setting="tpu.runtime_version",

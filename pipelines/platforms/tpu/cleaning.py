@@ -31,17 +31,19 @@ class TpuCleaner(Cleaner):
 
     def unneeded(self) -> list[Unneeded]:
         abandoned = self._abandoned()
-        tpus = [Unneeded("TPU", self._path(each), datetime.fromisoformat(each.created), 0) for each in abandoned]
+        tpus = [
+            Unneeded("TPU", self._path(resource), datetime.fromisoformat(resource.created), 0) for resource in abandoned
+        ]
         return [*tpus, *self._runs.unneeded()]
 
-    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
-        found = list(found)
-        abandoned = {self._path(each): each for each in self._abandoned()}
-        for each in found:
-            if each.kind == "TPU" and each.path in abandoned:
-                service.delete(self.connection, abandoned[each.path].zone, abandoned[each.path].name)
-                yield each
-        yield from self._runs.delete(each for each in found if each.kind in BucketCleaner.kinds)
+    def delete(self, to_delete: Iterable[Unneeded]) -> Iterator[Unneeded]:
+        to_delete = list(to_delete)
+        abandoned = {self._path(resource): resource for resource in self._abandoned()}
+        for unneeded in to_delete:
+            if unneeded.kind == "TPU" and unneeded.path in abandoned:
+                service.delete(self.connection, abandoned[unneeded.path].zone, abandoned[unneeded.path].name)
+                yield unneeded
+        yield from self._runs.delete(entry for entry in to_delete if entry.kind in BucketCleaner.kinds)
 
     def in_progress(self) -> list[str]:
         return []
@@ -52,9 +54,9 @@ class TpuCleaner(Cleaner):
     def _abandoned(self) -> list[QueuedResource]:
         """Return the requests whose launchers no longer renew their leases: of runs that were killed or lost."""
         listed = service.listed(self.connection, list(self.settings.zones))
-        leases = ((each, f"{RUNS}/{each.run_id}/{LEASE}") for each in listed)
+        leases = ((resource, f"{RUNS}/{resource.run_id}/{LEASE}") for resource in listed)
         seconds = 60 * self.settings.lease
-        return [each for each, lease in leases if has_lapsed(self.connection, self._bucket, lease, seconds)]
+        return [resource for resource, lease in leases if has_lapsed(self.connection, self._bucket, lease, seconds)]
 
-    def _path(self, each: QueuedResource) -> str:
-        return f"projects/{self.settings.project}/locations/{each.zone}/queuedResources/{each.name}"
+    def _path(self, resource: QueuedResource) -> str:
+        return f"projects/{self.settings.project}/locations/{resource.zone}/queuedResources/{resource.name}"

@@ -23,16 +23,16 @@ app = command_group("List and delete the Cloud TPUs that runs with --target tpu 
 @user_errors
 def list_(config: Configuration = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """List the requests of all users in the configuration's zones, with their states."""
-    _, found = _listed(config, overrides)
+    _, resources = _listed(config, overrides)
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(queued) for queued in resources])
         return
-    if not found:
+    if not resources:
         say("There are no TPUs.")
         return
-    for each in found:
-        console.print(escape(_line(each)))
-    if expired := [each for each in found if each.is_expired]:
+    for resource in resources:
+        console.print(escape(_line(resource)))
+    if expired := [queued for queued in resources if queued.is_expired]:
         say(f"{len(expired)} hold no TPU and count against the quota: slipway tpu delete")
 
 
@@ -51,24 +51,24 @@ def delete(
     """Delete TPUs and wait until they no longer exist. A run that trains on one fails; its checkpoints are kept."""
     from slipway.components.train.tpu import service
 
-    settings, found = _listed(config, overrides)
+    settings, resources = _listed(config, overrides)
     if name is None:
-        to_delete = [each for each in found if each.is_expired and each.owner == service.owner()]
+        to_delete = [queued for queued in resources if queued.is_expired and queued.owner == service.owner()]
     else:
-        to_delete = [each for each in found if name in (each.name, each.run_id)]
+        to_delete = [queued for queued in resources if name in (queued.name, queued.run_id)]
         if not to_delete:
-            raise UserError.unknown("TPU", name, sorted({each.name for each in found}), setting="NAME")
-    for each in to_delete:
-        say(_line(each))
+            raise UserError.unknown("TPU", name, sorted({queued.name for queued in resources}), setting="NAME")
+    for resource in to_delete:
+        say(_line(resource))
     if to_delete and not yes:
         confirm_deletion(f"Delete {'it' if len(to_delete) == 1 else f'these {len(to_delete)}'}?")
-    for each in to_delete:
-        service.delete(settings.connection, each.zone, each.name)
-        say(f"{each.name}: deleted")
+    for resource in to_delete:
+        service.delete(settings.connection, resource.zone, resource.name)
+        say(f"{resource.name}: deleted")
     if not to_delete:
         say("There is no request of yours that failed or expired.")
     if as_json:
-        print_json([asdict(each) for each in to_delete])
+        print_json([asdict(queued) for queued in to_delete])
 
 
 def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, list[QueuedResource]]:
@@ -80,8 +80,10 @@ def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, l
     return settings, list(service.listed(settings.connection, list(settings.zones)))
 
 
-def _line(found: QueuedResource) -> str:
-    hardware = found.accelerator + (" Spot" if found.spot else "")
-    since = found.created.partition(".")[0].replace("T", " ")
-    why = f": {found.error}" if found.error else ""
-    return f"{found.name} in {found.zone}: {found.state}, {hardware}, since {since} UTC, of {found.owner}{why}"
+def _line(resource: QueuedResource) -> str:
+    hardware = resource.accelerator + (" Spot" if resource.spot else "")
+    since = resource.created.partition(".")[0].replace("T", " ")
+    why = f": {resource.error}" if resource.error else ""
+    return (
+        f"{resource.name} in {resource.zone}: {resource.state}, {hardware}, since {since} UTC, of {resource.owner}{why}"
+    )

@@ -154,7 +154,7 @@ def bucket(context: Context) -> str:
     settings, connection = _settings(context), connection_of(context)
     name = settings.bucket.removeprefix("gs://")
     try:
-        found = retried(lambda: connection.storage.get_bucket(name))
+        storage_bucket = retried(lambda: connection.storage.get_bucket(name))
     except Exception as error:
         if status_of(error) == 403:
             raise NotApplicableError(refusal(error, connection, f"see the bucket {name}").message) from None
@@ -168,7 +168,7 @@ def bucket(context: Context) -> str:
         ) from None
     check_bucket_region(
         settings.bucket,
-        str(found.location),
+        str(storage_bucket.location),
         settings.region,
         job="the TPU",
         why="every file that the TPU reads would cross regions, which is slow and costs money",
@@ -224,18 +224,18 @@ def quota(context: Context) -> str:
     listed = quota_metrics(connection_of(context), SERVICE).get(metric)
     if listed is None:
         raise NotApplicableError(f"the project does not list {metric}")
-    wanted = hardware.chips * vm.quota_per_chip
-    found = [_limit(listed, zone) for zone in settings.zones]
-    text = ", ".join(f"{'unlimited' if limit == UNLIMITED else limit} in {place}" for limit, place in found)
-    if not any(limit == UNLIMITED or limit >= wanted for limit, _ in found):
+    needed = hardware.chips * vm.quota_per_chip
+    limits = [_limit(listed, zone) for zone in settings.zones]
+    text = ", ".join(f"{'unlimited' if limit == UNLIMITED else limit} in {place}" for limit, place in limits)
+    if not any(limit == UNLIMITED or limit >= needed for limit, _ in limits):
         raise UserError(
-            f"The quota is too small: the TPU needs {wanted} of {metric}, and the limit is {text}. Requests that "
+            f"The quota is too small: the TPU needs {needed} of {metric}, and the limit is {text}. Requests that "
             "failed or expired count until they are deleted.",
             setting="tpu.zones",
             value=", ".join(settings.zones),
             fix=f"request it at {QUOTA_PAGE.format(project=settings.project)}; slipway tpu list",
         )
-    return f"{wanted} of {name}: {text}"
+    return f"{needed} of {name}: {text}"
 
 
 def _settings(context: Context) -> TpuSettings:
@@ -277,17 +277,17 @@ def _versions(connection: Connection, zone: str) -> Iterable[str]:
     versions = connection.api("tpu", "v2").projects().locations().runtimeVersions()
     with refusing(connection, f"list the runtime versions of {zone}", "tpu.runtimeversions.list"):
         for page in pages(versions, parent=f"projects/{connection.project}/locations/{zone}"):
-            yield from (each["version"] for each in page.get("runtimeVersions", ()))
+            yield from (runtime["version"] for runtime in page.get("runtimeVersions", ()))
 
 
 def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:
     """Return the lower one of a metric's limits for a zone and for its region, and which of them it is."""
-    found = []
+    candidates = []
     for kind, place in (("zone", zone), ("region", zone.rpartition("-")[0])):
         limits = limits_by(metric, kind)
         if limits is not None:
-            found.append((limits.get(place, limits.get("", 0)), place))
-    return min((each for each in found if each[0] != UNLIMITED), default=(UNLIMITED, zone))
+            candidates.append((limits.get(place, limits.get("", 0)), place))
+    return min((candidate for candidate in candidates if candidate[0] != UNLIMITED), default=(UNLIMITED, zone))
 
 
 CHECKS = (
