@@ -94,10 +94,10 @@ def with_dataflow(settings: VertexSettings, data: DataSettings, image: str | Non
     return data.model_copy(update={"beam": data.beam.model_copy(update={"options": options})})
 
 
-def _buckets(place: str, own: str) -> tuple[str, ...]:
+def _buckets(place: str, run_bucket: str) -> tuple[str, ...]:
     """Return the bucket that a setting names, unless it is the run's own."""
-    found = BUCKET.search(place)
-    return (found[1],) if found and f"gs://{found[1]}" != own else ()
+    match = BUCKET.search(place)
+    return (match[1],) if match and f"gs://{match[1]}" != run_bucket else ()
 
 
 def regions_settings(candidates: Sequence[RunConfig]) -> list[AccessSettings]:
@@ -203,18 +203,18 @@ def show(lines: list[Line]) -> None:
 
 def show_end(outcomes: list[Outcome], left: list[Line]) -> None:
     """Print the errors and what is still missing, each with its fix."""
-    said = set()
+    shown = set()
     for outcome in outcomes:
         if outcome.result == "later":
             console.print(f"– {escape(str(outcome.line.item))}: {LATER}")
-        elif outcome.error is not None and str(outcome.error) not in said:
-            said.add(str(outcome.error))
+        elif outcome.error is not None and str(outcome.error) not in shown:
+            shown.add(str(outcome.error))
             console.print(f"[red]error:[/] {escape(lowered(str(outcome.error)))}")
     for line in left:
-        if line.status in ("wrong", "unseen") and line.observed not in said:
-            said.add(line.observed)
+        if line.status in ("wrong", "unseen") and line.observed not in shown:
+            shown.add(line.observed)
             console.print(f"[red]✗[/] {escape(str(line.item))}: {escape(line.observed)}")
             if line.fix:
                 console.print(f"  fix:      {escape(line.fix)}")
-    if not said and not blocking(left):
+    if not shown and not blocking(left):
         console.print("Everything that a run needs exists.")

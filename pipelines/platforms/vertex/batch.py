@@ -118,8 +118,8 @@ def prepare(asked: BatchJob) -> Prepared:
         job["service_account"] = vertex.service_account
     if vertex.encryption_key:
         job["encryption_spec"] = {"kms_key_name": vertex.encryption_key}
-    what = json.dumps(job, sort_keys=True) + inputs.fingerprint
-    identity = hashlib.sha256(what.encode()).hexdigest()[:HASH_LETTERS]
+    content = json.dumps(job, sort_keys=True) + inputs.fingerprint
+    identity = hashlib.sha256(content.encode()).hexdigest()[:HASH_LETTERS]
     job["display_name"] = f"{version.display_name[:100]}-{version.version_id}-{identity[:8]}"
     job["labels"] = {**labels_of(asked.config), BATCH_LABEL: identity}
     return Prepared(connection, job, identity, machine.spot, inputs)
@@ -130,8 +130,8 @@ def find(prepared: Prepared) -> Job | None:
     connection = prepared.connection
     request = {"parent": connection.parent, "filter": f'labels.{BATCH_LABEL}="{prepared.identity}"'}
     list_jobs = connection.jobs.list_batch_prediction_jobs
-    found = called(connection, "list the batch predictions", lambda: list(list_jobs(request)), f"{RIGHTS}.list")
-    return next((job for job in found if job.state.name not in ENDED or job.state.name in SUCCEEDED), None)
+    jobs = called(connection, "list the batch predictions", lambda: list(list_jobs(request)), f"{RIGHTS}.list")
+    return next((job for job in jobs if job.state.name not in ENDED or job.state.name in SUCCEEDED), None)
 
 
 def submit(prepared: Prepared) -> Job:
@@ -161,8 +161,8 @@ def submit(prepared: Prepared) -> Job:
 
     with refusing(connection, "create the job", f"{RIGHTS}.create", _facts(connection)):
         name = retried(create)
-    what = f"see {name}, which was submitted"
-    return called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
+    action = f"see {name}, which was submitted"
+    return called(connection, action, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
 
 
 def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> Job:
@@ -180,8 +180,8 @@ def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> J
         if job.state.name in ENDED:
             return job
         pause()
-        what = f"watch {name}, which continues"
-        job = called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
+        action = f"watch {name}, which continues"
+        job = called(connection, action, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
 
 
 def cancel(prepared: Prepared, job: Job) -> None:
@@ -193,13 +193,13 @@ def cancel(prepared: Prepared, job: Job) -> None:
 
 def failure(prepared: Prepared, job: Job) -> UserError:
     """Return why a job has not succeeded."""
-    texts = [job.error.message, *(one.message for one in job.partial_failures)]
-    found = first_recognized(texts, _facts(prepared.connection))
+    texts = [job.error.message, *(status.message for status in job.partial_failures)]
+    recognized = first_recognized(texts, _facts(prepared.connection))
     ended = "was cancelled" if job.state.name == "JOB_STATE_CANCELLED" else "failed"
-    reason = found.sentence if found else " ".join(next((text for text in texts if text), "").split())
+    reason = recognized.sentence if recognized else " ".join(next((text for text in texts if text), "").split())
     return UserError(
         f"The batch prediction {ended}{f': {reason}' if reason else '.'}",
-        fix=found.fix if found else f"see its page: {console_url(prepared.connection, job)}",
+        fix=recognized.fix if recognized else f"see its page: {console_url(prepared.connection, job)}",
     )
 
 
@@ -210,12 +210,12 @@ def results(prepared: Prepared, job: Job) -> tuple[JsonObject, str]:
         The summary, and the folder.
     """
     folder = job.output_info.gcs_output_directory
-    found = batch_files.read_results(prepared.connection, folder, prepared.inputs)
-    summary = _summary(prepared, job, found)
+    job_results = batch_files.read_results(prepared.connection, folder, prepared.inputs)
+    summary = _summary(prepared, job, job_results)
     bucket, _, prefix = folder.removeprefix("gs://").partition("/")
-    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found.failed)
+    lines = "".join(json.dumps(error, ensure_ascii=False) + "\n" for error in job_results.failed)
     files = {"summary.json": json.dumps(summary, indent=2, ensure_ascii=False) + "\n"}
-    if found.matched:
+    if job_results.matched:
         files["errors.jsonl"] = lines
     for name, text in files.items():
         blob = prepared.connection.storage.bucket(bucket).blob(f"{prefix.rstrip('/')}/{name}")
@@ -232,21 +232,21 @@ def console_url(connection: Connection, job: Job) -> str:
     )
 
 
-def _summary(prepared: Prepared, job: Job, found: Results) -> JsonObject:
+def _summary(prepared: Prepared, job: Job, job_results: Results) -> JsonObject:
     stats = job.completion_stats
     counted = {name: int(getattr(stats, f"{name}_count")) for name in ("successful", "failed", "incomplete")}
-    failed = len(found.failed) if found.matched else counted["failed"] + max(0, counted["incomplete"])
+    failed = len(job_results.failed) if job_results.matched else counted["failed"] + max(0, counted["incomplete"])
     return {
         "job": job.name,
         "model": prepared.job["model"],
         "inputs": list(prepared.inputs.uris),
-        "examples": prepared.inputs.examples if prepared.inputs.examples is not None else found.done + failed,
-        "done": found.done,
+        "examples": prepared.inputs.examples if prepared.inputs.examples is not None else job_results.done + failed,
+        "done": job_results.done,
         "failed": failed,
-        "listed": found.matched,
-        "messages": dict(found.messages),
+        "listed": job_results.matched,
+        "messages": dict(job_results.messages),
         "statistics": counted,
-        "partial_failures": [one.message for one in job.partial_failures],
+        "partial_failures": [status.message for status in job.partial_failures],
     }
 
 

@@ -74,8 +74,8 @@ def _report(prepared: Prepared, job: Job, *, strict: bool, as_json: bool) -> Non
     say(f"{summary['examples']:,} inputs: {summary['done']:,} predicted in {folder}{errors}")
     difference = summary["examples"] - summary["done"] - summary["failed"]
     if difference:
-        what = "inputs are in neither" if difference > 0 else "more predictions than inputs"
-        say(f"warning: {abs(difference):,} {what}")
+        problem = "inputs are in neither" if difference > 0 else "more predictions than inputs"
+        say(f"warning: {abs(difference):,} {problem}")
     for message, count in summary["messages"].items():
         say(f"  {count:,}: {message[:300]}")
     if as_json:

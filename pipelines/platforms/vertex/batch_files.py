@@ -84,7 +84,7 @@ class Results:
     matched: bool = True
 
 
-def called(connection: Connection, what: str, call: Callable[[], Result], needs: str | None = None) -> Result:
+def called(connection: Connection, action: str, call: Callable[[], Result], needs: str | None = None) -> Result:
     """Return the result of an idempotent call, which is retried.
 
     Args:
@@ -96,7 +96,7 @@ def called(connection: Connection, what: str, call: Callable[[], Result], needs:
     Raises:
         UserError: It failed.
     """
-    with refusing(connection, what, needs):
+    with refusing(connection, action, needs):
         return retried(call)
 
 
@@ -106,7 +106,7 @@ def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) ->
     Raises:
         UserError: There is none, the format is not supported, or an instance is not valid.
     """
-    uris = [found for uri in uris for found in _in_folder(connection, uri)]
+    uris = [file_uri for uri in uris for file_uri in _in_folder(connection, uri)]
     kinds = {_format(uri) for uri in uris}
     if len(kinds) > 1:
         raise UserError(
@@ -198,8 +198,8 @@ def read_results(connection: Connection, folder: str, inputs: Inputs) -> Results
         if predicted[digest] > 0:
             predicted[digest] -= 1
             continue
-        own = str(identity) if inputs.key is not None else name
-        results.failed.append({"input": own, "error": reasons.get(digest, default)})
+        input_name = str(identity) if inputs.key is not None else name
+        results.failed.append({"input": input_name, "error": reasons.get(digest, default)})
     if any(predicted.values()):
         results.matched, results.failed = False, []
     return results
@@ -217,26 +217,26 @@ def _in_folder(connection: Connection, uri: str) -> list[str]:
     folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
     with refusing(connection, f"list {uri}"):
         blobs = existing(lambda: list(connection.storage.list_blobs(bucket, prefix=folder))) or []
-    found: dict[str, list[str]] = {}
+    by_ending: dict[str, list[str]] = {}
     for blob in blobs:
         if (ending := _ending(blob.name)) and not PurePosixPath(blob.name).name.startswith("."):
-            found.setdefault(ending, []).append(f"gs://{bucket}/{blob.name}")
-    if not found:
+            by_ending.setdefault(ending, []).append(f"gs://{bucket}/{blob.name}")
+    if not by_ending:
         raise UserError(
             f"The folder {uri} has no files to predict on ({', '.join(FORMATS)}).",
             setting="--input",
             value=uri,
             fix=f"gcloud storage ls {uri}",
         )
-    if len(found) > 1:
-        counts = "; ".join(f"{len(uris):,} {ending}, such as {uris[0]}" for ending, uris in found.items())
+    if len(by_ending) > 1:
+        counts = "; ".join(f"{len(uris):,} {ending}, such as {uris[0]}" for ending, uris in by_ending.items())
         raise UserError(
             f"The folder {uri} has files of several formats: {counts}.",
             setting="--input",
             value=uri,
-            fix=f"--input '{uri.rstrip('/')}/*{next(iter(found))}'",
+            fix=f"--input '{uri.rstrip('/')}/*{next(iter(by_ending))}'",
         )
-    ((_, uris),) = found.items()
+    ((_, uris),) = by_ending.items()
     return uris
 
 
@@ -258,8 +258,8 @@ def _listed(connection: Connection, uri: str) -> list[Any]:
     bucket, _, pattern = uri.removeprefix("gs://").partition("/")
     prefix = re.split(r"[*?\[]", pattern)[0]
     with refusing(connection, f"list {uri}"):
-        found = existing(lambda: list(connection.storage.list_blobs(bucket, prefix=prefix)))
-    blobs = [blob for blob in found or () if fnmatch.fnmatchcase(blob.name, pattern)]
+        objects = existing(lambda: list(connection.storage.list_blobs(bucket, prefix=prefix)))
+    blobs = [blob for blob in objects or () if fnmatch.fnmatchcase(blob.name, pattern)]
     if not blobs:
         raise UserError(f"There is nothing at {uri}.", setting="--input", value=uri, fix=f"gcloud storage ls {uri}")
     return blobs
@@ -336,7 +336,7 @@ def _digest(identity: Any) -> bytes:
 def _canonical(value: Any) -> Any:
     """Return a JSON value with numbers as the service has them, which are floating-point."""
     if isinstance(value, dict):
-        return {name: _canonical(one) for name, one in value.items()}
+        return {name: _canonical(element) for name, element in value.items()}
     if isinstance(value, list):
-        return [_canonical(one) for one in value]
+        return [_canonical(element) for element in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -74,18 +74,18 @@ def upload(connection: Connection, inputs: Inputs) -> None:
     (blob,), file = inputs.blobs, inputs.content
     assert file is not None
     file.seek(0)
-    what = f"write {inputs.uris[0]}"
-    called(connection, what, partial(blob.upload_from_file, file, rewind=True, content_type="application/json"))
+    action = f"write {inputs.uris[0]}"
+    called(connection, action, partial(blob.upload_from_file, file, rewind=True, content_type="application/json"))
 
 
 def _model(connection: Connection, version: Any) -> Model:
     """Return the model's inputs by its model.json; those of a custom model are any columns."""
     bucket, _, prefix = version.artifact_uri.removeprefix("gs://").partition("/")
     blob = connection.storage.bucket(bucket).blob(str(PurePosixPath(prefix, RECORD_FILE)))
-    what = f"read gs://{bucket}/{blob.name}"
-    text = called(connection, what, lambda: existing(blob.download_as_bytes))
+    action = f"read gs://{bucket}/{blob.name}"
+    text = called(connection, action, lambda: existing(blob.download_as_bytes))
     model = described(Path(version.display_name), json.loads(text) if text else {})
-    if image := next((name for name, each in model.inputs.items() if each.kind == "image"), None):
+    if image := next((name for name, feature in model.inputs.items() if feature.kind == "image"), None):
         raise UserError(
             f"The model {version.display_name} needs images ({image}), which a table has only by their paths.",
             setting="--input",
@@ -116,28 +116,28 @@ def _rows_of(
     if key is not None and key not in table.names:
         raise UserError.unknown("column", key, table.names, setting="--key")
     for batch in table.batches():
-        given = {name: batch.columns[at] for name, at in columns.items()}
-        found, faults = tables.arrays(model, given, len(batch), batch.faults, _no_files)
+        values = {name: batch.columns[at] for name, at in columns.items()}
+        arrays, faults = tables.arrays(model, values, len(batch), batch.faults, _no_files)
         if faults:
             raise _wrong(table.item, batch.lines[min(faults)], uri, faults[min(faults)])
         keys = [f"{prefix}{table.item} {line}" for line in batch.lines]
         if key is not None:
             keys = batch.columns[table.names.index(key)].to_pylist()
         places = (f"{uri} {table.item} {line}" for line in batch.lines)
-        yield from zip(keys, _instances(model, found), places, strict=True)
+        yield from zip(keys, _instances(model, arrays), places, strict=True)
 
 
 def _instances(model: Model, arrays: Arrays) -> Iterator[dict[str, Any]]:
     if model.is_custom:
         yield from arrays[INSTANCES]
         return
-    texts = {name for name, each in model.inputs.items() if each.dtype == object}
+    texts = {name for name, feature in model.inputs.items() if feature.dtype == object}
     for row in zip(*(array.tolist() for array in arrays.values()), strict=True):
         yield {name: _text(value) if name in texts else value for name, value in zip(arrays, row, strict=True)}
 
 
 def _text(value: Any) -> Any:
-    return [_text(one) for one in value] if isinstance(value, list) else value.decode()
+    return [_text(element) for element in value] if isinstance(value, list) else value.decode()
 
 
 def _no_files(path: str) -> bytes:

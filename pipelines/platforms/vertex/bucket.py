@@ -127,31 +127,31 @@ class BucketCleaner(Cleaner):
             every, data_sets = self._runs(), self._folders(f"{self._root}/", self._depth)
         references = self._references()
         kept = self._kept(every, references)
-        found = [
+        unneeded = [
             Unneeded("run", self._uri(f"{RUNS}/{name}"), run.since, run.size)
             for name, run in every.items()
             if name not in kept and run.is_slipways and run.leased == self._leased
         ]
         if not references.in_progress:
             used = self._used({name: every[name].data for name in kept})
-            found += [
+            unneeded += [
                 Unneeded("data set", uri, folder.since, folder.size)
                 for prefix, folder in data_sets.items()
                 if folder.is_data_set
                 and (uri := self._uri(prefix.rstrip("/"))) not in used
                 and folder.since < self._before
             ]
-        return sorted(found, key=lambda each: (each.kind != "run", each.since))
+        return sorted(unneeded, key=lambda entry: (entry.kind != "run", entry.since))
 
-    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
-        for each in found:
-            if not each.path.startswith(self._uri("")):
+    def delete(self, to_delete: Iterable[Unneeded]) -> Iterator[Unneeded]:
+        for unneeded in to_delete:
+            if not unneeded.path.startswith(self._uri("")):
                 continue
-            name = each.path.removeprefix(self._uri(""))
-            with refusing(self.connection, f"delete {each.path}", "storage.objects.delete"):
-                is_deleted = self._delete_run(name) if each.kind == "run" else self._delete_data_set(name)
+            name = unneeded.path.removeprefix(self._uri(""))
+            with refusing(self.connection, f"delete {unneeded.path}", "storage.objects.delete"):
+                is_deleted = self._delete_run(name) if unneeded.kind == "run" else self._delete_data_set(name)
             if is_deleted:
-                yield each
+                yield unneeded
 
     def in_progress(self) -> list[str]:
         return list(self._references().in_progress)
@@ -166,11 +166,11 @@ class BucketCleaner(Cleaner):
 
     def _runs(self, begin: str = "") -> dict[str, Run]:
         """Return the runs in the bucket, by id, whose ids begin with `begin`."""
-        found: dict[str, Run] = defaultdict(Run)
+        runs: dict[str, Run] = defaultdict(Run)
         for blob in self._listed(prefix=f"{RUNS}/{begin}"):
             parts = blob.name.split("/")
             if len(parts) > 2:
-                run = found[parts[1]]
+                run = runs[parts[1]]
                 run.add(int(blob.size or 0), blob.updated)
                 run.prefixes.add(f"{RUNS}/{parts[1]}/")
                 run.data = blob.generation if parts[2:] == [RUN_FILE] else run.data
@@ -178,10 +178,10 @@ class BucketCleaner(Cleaner):
         for project in self._below(f"{ARTIFACTS}/"):
             for prefix, folder in self._folders(f"{project}{begin}", JOB_DEPTH).items():
                 job = prefix.split("/")[2]
-                run = found[job if job in found or _first(job) not in found else _first(job)]
+                run = runs[job if job in runs or _first(job) not in runs else _first(job)]
                 run.add(folder.size, folder.since)
                 run.prefixes.add(prefix)
-        return dict(found)
+        return dict(runs)
 
     def _below(self, prefix: str) -> list[str]:
         """Return the prefixes of a folder's folders."""
@@ -194,14 +194,14 @@ class BucketCleaner(Cleaner):
         return retried(asked)
 
     def _folders(self, root: str, depth: int) -> dict[str, Folder]:
-        found: dict[str, Folder] = defaultdict(Folder)
+        folders: dict[str, Folder] = defaultdict(Folder)
         for blob in self._listed(prefix=root):
             parts = blob.name.split("/")
             if len(parts) > depth and not parts[depth - 1].startswith("."):
-                folder = found["/".join(parts[:depth]) + "/"]
+                folder = folders["/".join(parts[:depth]) + "/"]
                 folder.add(int(blob.size or 0), blob.updated)
                 folder.is_data_set |= parts[-1] == manifest.FILE_NAME or ".tfrecord" in parts[-1]
-        return dict(found)
+        return dict(folders)
 
     def _used(self, named: Mapping[str, int | None]) -> set[str]:
         """Return the data sets that runs name, by URI, from the generations of the files in which they do."""

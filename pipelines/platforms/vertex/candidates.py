@@ -31,10 +31,10 @@ def candidates(config: RunConfig) -> tuple[RunConfig, ...]:
         return (config,)
     settings = vertex_of(config)
     regions = [settings.in_region(name) for name in (settings.region, *settings.regions)]
-    found = [config.on(hardware, vertex=region) for hardware in config.hardware_choices for region in regions]
+    configurations = [config.on(hardware, vertex=region) for hardware in config.hardware_choices for region in regions]
     if settings.order == "cheapest":
-        found.sort(key=_price)
-    return tuple(found)
+        configurations.sort(key=_price)
+    return tuple(configurations)
 
 
 def title_of(config: RunConfig) -> str:
@@ -63,7 +63,7 @@ def bring(earlier: RunRecord, listed: Sequence[RunConfig], config: RunConfig, sa
         UserError: A bucket refuses the access.
     """
     last = earlier.refused[-1].title if earlier.refused else None
-    before = next((each for each in listed if title_of(each) == last), None)
+    before = next((candidate for candidate in listed if title_of(candidate) == last), None)
     if before is None:  # it was not refused, or the candidate is no longer listed
         return
     if change := batch_change(before, config):

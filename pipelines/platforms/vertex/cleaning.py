@@ -45,19 +45,19 @@ class VertexCleaner(Cleaner):
         ]
 
     def unneeded(self) -> list[Unneeded]:
-        found = [each for bucket in self._buckets for each in bucket.unneeded()]
+        unneeded = [entry for bucket in self._buckets for entry in bucket.unneeded()]
         schedules = [Unneeded("schedule", schedule.name, since, 0) for _, schedule, since in self._completed()]
-        return [*found, *schedules, *self._images()]
+        return [*unneeded, *schedules, *self._images()]
 
-    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
-        found = list(found)
+    def delete(self, to_delete: Iterable[Unneeded]) -> Iterator[Unneeded]:
+        to_delete = list(to_delete)
         for bucket in self._buckets:
-            yield from bucket.delete(each for each in found if each.kind in BucketCleaner.kinds)
-        for each in found:
-            if each.kind == "schedule":
-                yield from self._deleted_schedule(each)
-            elif each.kind == "image" and each in self._images():
-                yield from self._deleted_image(each)
+            yield from bucket.delete(entry for entry in to_delete if entry.kind in BucketCleaner.kinds)
+        for unneeded in to_delete:
+            if unneeded.kind == "schedule":
+                yield from self._deleted_schedule(unneeded)
+            elif unneeded.kind == "image" and unneeded in self._images():
+                yield from self._deleted_image(unneeded)
 
     def in_progress(self) -> list[str]:
         return list(self.references().in_progress)
@@ -65,17 +65,17 @@ class VertexCleaner(Cleaner):
     def references(self) -> References:
         """Return what refers to runs now: versions of models, jobs that have not ended, and runs of this machine."""
         here = [folder.read() for folder in runs.folders()]
-        running = [each.run_id for each in here if each.status == "running" and each.platform != runs.LOCAL]
-        found = References(frozenset(kept_runs(self.age)), in_progress=tuple(running))
+        running = [record.run_id for record in here if record.status == "running" and record.platform != runs.LOCAL]
+        references = References(frozenset(kept_runs(self.age)), in_progress=tuple(running))
         for connection in self._regions:
             versions = self._versions(connection)
             names = [job.name.rpartition("/")[2] for job in self._jobs(connection, _unended())]
-            found += References(
+            references += References(
                 runs=frozenset([*(version.labels.get(RUN_LABEL, "") for version in versions), *names]),
                 uris=frozenset(version.artifact_uri for version in versions if version.artifact_uri),
                 in_progress=tuple(name for name in names if name not in running),
             )
-        return found
+        return references
 
     def _versions(self, connection: Connection) -> list[Any]:
         """Return all versions of all models in a region."""
@@ -103,12 +103,12 @@ class VertexCleaner(Cleaner):
         with refusals(self.config, f"list the schedules in {connection.region}", "aiplatform.schedules.list"):
             return [schedule for _, _, schedule in Schedules(connection).all()]
 
-    def _deleted_schedule(self, each: Unneeded) -> Iterator[Unneeded]:
+    def _deleted_schedule(self, unneeded: Unneeded) -> Iterator[Unneeded]:
         for connection, schedule, _ in self._completed():
-            if schedule.name == each.path:
-                with refusals(self.config, f"delete {each.path}", "aiplatform.schedules.delete"):
+            if schedule.name == unneeded.path:
+                with refusals(self.config, f"delete {unneeded.path}", "aiplatform.schedules.delete"):
                     Schedules(connection).delete(schedule, None)
-                yield each
+                yield unneeded
 
     def _images(self) -> list[Unneeded]:
         """Return Slipway's images that no job of the age, model, schedule or kept run here names; not the newest."""
@@ -117,8 +117,8 @@ class VertexCleaner(Cleaner):
         if vertex.image is not None or parent is None:
             return []
         repositories = vertex.connection.api("artifactregistry", "v1").projects().locations().repositories()
-        what = f"list the images in {vertex.image_repository}"
-        with refusing(vertex.connection, what, "artifactregistry.dockerimages.list"):
+        action = f"list the images in {vertex.image_repository}"
+        with refusing(vertex.connection, action, "artifactregistry.dockerimages.list"):
             listed = list(pages(repositories.dockerImages(), parent=parent))
         every = [image for page in listed for image in page.get("dockerImages", ())]
         old, newest = [], set()
@@ -128,11 +128,11 @@ class VertexCleaner(Cleaner):
             uploaded = datetime.fromisoformat(str(image["uploadTime"])).astimezone(UTC)
             if NAME.fullmatch(name) and name in newest and uploaded < self.age.before:
                 size = int(image.get("imageSizeBytes", 0))
-                found = Unneeded("image", f"{parent}/packages/{name}/versions/{digest}", uploaded, size)
-                old.append(({digest, *image.get("tags", ())}, found))
+                unneeded = Unneeded("image", f"{parent}/packages/{name}/versions/{digest}", uploaded, size)
+                old.append(({digest, *image.get("tags", ())}, unneeded))
             newest.add(name)
         text = self._images_named() if old else ""
-        return [each for names, each in reversed(old) if not any(name in text for name in names)]
+        return [entry for names, entry in reversed(old) if not any(name in text for name in names)]
 
     def _images_named(self) -> str:
         """Return a text with the digests and tags of images that models, jobs, schedules and kept runs here name."""
@@ -143,20 +143,20 @@ class VertexCleaner(Cleaner):
             recent = f'update_time>"{self.age.before:%Y-%m-%dT%H:%M:%SZ}"'
             jobs = [job for which in (_unended(), recent) for job in self._jobs(connection, which)]
             # As plain text: the wrappers of such fields do not show their values.
-            texts += [str(type(each).pb(each)) for each in (*jobs, *self._listed_schedules(connection))]
+            texts += [str(type(resource).pb(resource)) for resource in (*jobs, *self._listed_schedules(connection))]
             texts += [version.container_spec.image_uri for version in self._versions(connection)]
         return "\n".join(texts)
 
-    def _deleted_image(self, each: Unneeded) -> Iterator[Unneeded]:
+    def _deleted_image(self, unneeded: Unneeded) -> Iterator[Unneeded]:
         connection = vertex_of(self.config).connection
         locations = connection.api("artifactregistry", "v1").projects().locations()
         versions = locations.repositories().packages().versions()
-        what = f"delete {each.path}"
-        with refusing(connection, what, "artifactregistry.versions.delete"):
-            operation = existing(versions.delete(name=each.path, force=True).execute)  # with its tags
+        action = f"delete {unneeded.path}"
+        with refusing(connection, action, "artifactregistry.versions.delete"):
+            operation = existing(versions.delete(name=unneeded.path, force=True).execute)  # with its tags
             if operation is not None:
-                finished(operation, lambda name: locations.operations().get(name=name).execute(), what)
-        yield each
+                finished(operation, lambda name: locations.operations().get(name=name).execute(), action)
+        yield unneeded
 
 
 def _last_active(schedule: Any) -> datetime:

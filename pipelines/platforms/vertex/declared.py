@@ -66,7 +66,7 @@ class Result:
 
     def lines(self) -> list[str]:
         """Return the output lines."""
-        shown = self.done or [str(one) for one in self.differences[:SHOWN_DIFFERENCES]]
+        shown = self.done or [str(difference) for difference in self.differences[:SHOWN_DIFFERENCES]]
         if not self.done and len(self.differences) > SHOWN_DIFFERENCES:
             shown.append(f"… and {len(self.differences) - SHOWN_DIFFERENCES} more (--json)")
         return [self.title, *(f"  {text}" for text in [*shown, self.note] if text)]
@@ -77,8 +77,8 @@ class Result:
             "name": self.name,
             self.kind: None if self.resource is None else self.resource.name,
             "differences": [
-                {"field": one.field, "service": _plain(one.service), "file": _plain(one.file)}
-                for one in self.differences
+                {"field": difference.field, "service": _plain(difference.service), "file": _plain(difference.file)}
+                for difference in self.differences
             ],
             "done": self.done,
             "note": self.note or None,
@@ -116,7 +116,7 @@ class Declared(ABC, Generic[File, Outcome]):
 
     def find(self, key: str) -> list[Any]:
         """Return the resources with a file's key; the first one is in use, the others are duplicates."""
-        return [resource for found, _, resource in self.all() if found == key]
+        return [resource for file_key, _, resource in self.all() if file_key == key]
 
     @abstractmethod
     def desired(self, file: File, log: TextIO | None, say: Say) -> Any:
@@ -152,25 +152,25 @@ class Declared(ABC, Generic[File, Outcome]):
         """
         last: list[Difference] = []
         for _ in range(ROUNDS):
-            found = self.find(result.file.key)
-            for double in found[1:]:
+            resources = self.find(result.file.key)
+            for double in resources[1:]:
                 self.delete(double, result.file)
                 result.done.append(f"deleted duplicate {number_of(double)}")
-            if not found:
+            if not resources:
                 result.done.append(self.create(want))
                 continue
-            result.resource = found[0]
-            left = self.differences(want, found[0])
-            if left and left == last and all(one.field.startswith(self.rewritten) for one in left):
+            result.resource = resources[0]
+            left = self.differences(want, resources[0])
+            if left and left == last and all(difference.field.startswith(self.rewritten) for difference in left):
                 # Another process would not restore exactly what was there before.
-                names = ", ".join(one.field for one in left[:NAMED_DIFFERENCES])
+                names = ", ".join(difference.field for difference in left[:NAMED_DIFFERENCES])
                 result.done.append(f"Vertex AI stores {len(left)} values differently, such as {names}")
                 return
             result.differences, last = result.differences or left, left
-            done = self.change(want, found[0], left) if left else []
+            done = self.change(want, resources[0], left) if left else []
             if not done:
                 result.note = "" if result.done else f"unchanged: matches {result.file.path}"
-                result.note = self.advice(result.name, found[0], left) if left else result.note
+                result.note = self.advice(result.name, resources[0], left) if left else result.note
                 return
             result.done += done
         raise UserError(
@@ -191,9 +191,9 @@ class Declared(ABC, Generic[File, Outcome]):
         results = []
         for file in files:
             with cls._calls(file.config, f"read the {cls.files.name} {file.name}", cls.reads) as calls:
-                found = calls.find(file.key)
-            new = [cls.result(file.name, file.config, file, one) for one in found or [None]]
-            new[0].note = "" if found else f"to create it: {cls.command} apply {file.name}"
+                resources = calls.find(file.key)
+            new = [cls.result(file.name, file.config, file, resource) for resource in resources or [None]]
+            new[0].note = "" if resources else f"to create it: {cls.command} apply {file.name}"
             for double in new[1:]:
                 double.note = f"duplicate; to delete it: {cls.command} apply {file.name}"
             results += new
@@ -250,7 +250,9 @@ class Declared(ABC, Generic[File, Outcome]):
             UserError: There is neither a file nor a resource with that name, but one with a similar name.
         """
         observed = cls.observe(name if name in [path.stem for path in cls.files.paths()] else None)
-        results = [one for one in observed if (one.file is not None if name is None else one.name == name)]
+        results = [
+            outcome for outcome in observed if (outcome.file is not None if name is None else outcome.name == name)
+        ]
         known = [result.name for result in observed]
         if name is not None and not results and nearest(name, known):
             raise UserError.unknown(cls.files.name, name, known, setting="NAME", fix=f"{cls.command} diff")

@@ -43,13 +43,13 @@ def check_serving_image(settings: VertexSettings, config: RunConfig) -> None:
     if prebuilt is None:
         return
     if train.program is None and (reason := ENGINES[train.engine].not_prebuilt):
-        what = f"models of the engine {train.engine}: {reason}"
+        subject = f"models of the engine {train.engine}: {reason}"
     elif config.serve.module is not None:
-        what = f"a model that {config.serve.module} loads: it has neither Slipway nor your code"
+        subject = f"a model that {config.serve.module} loads: it has neither Slipway nor your code"
     else:
         return
     raise UserError(
-        f"Google's prebuilt image {prebuilt[1]} cannot serve {what}.",
+        f"Google's prebuilt image {prebuilt[1]} cannot serve {subject}.",
         setting="vertex.serving_image",
         value=settings.serving_image,
         allowed="null, for Slipway's image, which is built; or a custom image that serves them",
@@ -68,8 +68,8 @@ def serving_container(config: RunConfig, images: Images) -> JsonObject:
     if settings.serving_image is None:
         assert images.serving is not None  # one of `wanted_images`
         return container_spec(images.serving, module)
-    own = {"env": container_spec("", module)["env"]} if module else {}
-    return {"image_uri": settings.serving_image, **own}
+    environment = {"env": container_spec("", module)["env"]} if module else {}
+    return {"image_uri": settings.serving_image, **environment}
 
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
@@ -93,8 +93,8 @@ def _batch(config: RunConfig) -> tuple[str | None, str | None]:
     train = config.train
     if train.program is None:
         return "train.batch_size", str(train.batch_size)
-    found = BATCH_OPTION.search(" ".join(train.arguments))
-    return (found[1], found[2]) if found else (None, None)
+    match = BATCH_OPTION.search(" ".join(train.arguments))
+    return (match[1], match[2]) if match else (None, None)
 
 
 def console_url(config: RunConfig, job_id: str) -> str:

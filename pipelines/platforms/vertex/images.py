@@ -43,8 +43,8 @@ class Images:
         uris = {"steps": self.steps, "trainer": self.trainer}
         if self.evaluation != self.steps:
             uris["evaluation"] = self.evaluation
-        others = {"serving": self.serving, "beam": self.beam}
-        return uris | {role: uri for role, uri in others.items() if uri is not None}
+        optional = {"serving": self.serving, "beam": self.beam}
+        return uris | {role: uri for role, uri in optional.items() if uri is not None}
 
 
 def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> dict[str, Wanted]:
@@ -61,25 +61,25 @@ def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> 
     base, repository, user = settings.build.base, settings.image_repository, settings.build.run_as
     accelerator = accelerator_of(config.parsed_hardware)
     content = own_content(config, without_git=without_git)  # the same in all images
-    wanted = {
+    images = {
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False, content=content)
     }
     if config.train.image is None:
-        wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user, content=content)
+        images["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user, content=content)
     needs_engine = not ENGINES[config.train.engine].exports_saved_model
     if needs_engine:
-        wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user, content=content)
+        images["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user, content=content)
     if settings.serving_image is None:
         served = content if config.serve.module else ({}, None)  # other models need nothing of the project
         kind = config.serve.accelerator
-        wanted["serving"] = wanted_image(
+        images["serving"] = wanted_image(
             config, "serving", kind, base, repository, say, with_engine=needs_engine, content=served
         )
     if needs_beam_image(config):
         # Its tag is that of the steps' image, which does not move; it is built on that image by digest.
-        context = beam_context(SOURCE_TREE, wanted["steps"].request.uri)
-        wanted["beam"] = Wanted(context, request_of(context, repository), based_on="steps")
-    return wanted
+        context = beam_context(SOURCE_TREE, images["steps"].request.uri)
+        images["beam"] = Wanted(context, request_of(context, repository), based_on="steps")
+    return images
 
 
 def needs_beam_image(config: RunConfig) -> bool:
@@ -104,9 +104,9 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     settings = vertex_of(config)
     if settings.image is not None:
         return Images.one(settings.image)
-    wanted = wanted_images(config, say)
-    uris = ensured(wanted, settings, log, say, builder)
-    return _images(config, uris, verified(settings, wanted.get("trainer"), upload=True))
+    images = wanted_images(config, say)
+    uris = ensured(images, settings, log, say, builder)
+    return _images(config, uris, verified(settings, images.get("trainer"), upload=True))
 
 
 def known_images(config: RunConfig, say: Say) -> Images:
@@ -117,20 +117,20 @@ def known_images(config: RunConfig, say: Say) -> Images:
     settings = vertex_of(config)
     if settings.image is not None:
         return Images.one(settings.image)
-    wanted = wanted_images(config, say, without_git=True)
+    images = wanted_images(config, say, without_git=True)
     try:
         registry = registry_of(settings.image_repository, settings.connection)
-        found = {role: find(image.request, registry) for role, image in wanted.items()}
+        existing = {role: find(image.request, registry) for role, image in images.items()}
     except Exception as error:
         if not isinstance(error, UserError) and not is_transient(error):
             raise
         say(f"could not look up the images' digests: {getattr(error, 'message', error)}")
-        found = dict.fromkeys(wanted)
-    for role, image in wanted.items():
-        if found[role] is None:
+        existing = dict.fromkeys(images)
+    for role, image in images.items():
+        if existing[role] is None:
             say(f"not built yet, using its tag: {image.request.uri} (to build it: slipway build --target vertex)")
-    uris = {role: found[role] or image.request.uri for role, image in wanted.items()}
-    build = verified(settings, wanted.get("trainer"), upload=False) if all(found.values()) else None
+    uris = {role: existing[role] or image.request.uri for role, image in images.items()}
+    build = verified(settings, images.get("trainer"), upload=False) if all(existing.values()) else None
     return _images(config, uris, build)
 
 

@@ -50,11 +50,11 @@ class VertexPlatform(
         from slipway.pipelines.platforms.base import CheckWarning
         from slipway.pipelines.platforms.vertex.submission import check_hardware
 
-        found, hardware = check_hardware(context.config), context.config.parsed_hardware
+        summary, hardware = check_hardware(context.config), context.config.parsed_hardware
         if hardware.doubt:
             spot = replace(hardware, provisioning="spot")
-            raise CheckWarning(f"{found}: {hardware.doubt}", f"--hardware '{spot}', or +flex")
-        return found
+            raise CheckWarning(f"{summary}: {hardware.doubt}", f"--hardware '{spot}', or +flex")
+        return summary
 
     def candidates(self, config: RunConfig) -> Sequence[RunConfig]:
         from slipway.pipelines.platforms.vertex.candidates import candidates
@@ -129,8 +129,8 @@ class VertexPlatform(
         from slipway.pipelines.platforms.vertex.images import known_images
         from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 
-        first, *others = self.candidates(config)
-        if others:
+        first, *remaining = self.candidates(config)
+        if remaining:
             say(f"compiled for {self.candidate_title(first)}: only slipway run moves a run to another candidate")
         compile_pipeline(first, known_images(first, say), path)
 

@@ -339,8 +339,8 @@ class VertexRun:
             active = jobs.active(prefix)
         except Exception as error:
             raise self._refusal(error, "list the run's Dataflow jobs", "dataflow.jobs.list") from error
-        for found in active:
-            self._stop(lambda identity=str(found["id"]): jobs.cancel(identity))  # type: ignore[misc]
+        for dataflow_job in active:
+            self._stop(lambda identity=str(dataflow_job["id"]): jobs.cancel(identity))  # type: ignore[misc]
 
     def log_lines(self, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
         """Yield the log lines of all replicas in the order of their times; with `follow`, until the run has ended.
@@ -418,17 +418,17 @@ class VertexRun:
                 refused = UserError(f"{refused.message} {text}", fix=refused.fix)
             raise refused from error
 
-    def _refusal(self, error: BaseException, what: str, needs: str) -> UserError:
-        known = refusal(error, self.connection, what, needs, facts.facts_of(self.config))
+    def _refusal(self, error: BaseException, action: str, needs: str) -> UserError:
+        known = refusal(error, self.connection, action, needs, facts.facts_of(self.config))
         return UnreachableError(known.message, fix=known.fix) if is_transient(error) else known
 
     def _conclude(self, record: RunRecord, job: PipelineJob) -> None:
         """Add to the record of a finished run why it failed, and download its report, history and confusion matrix."""
         if record.status == "failed" and record.error is None:
             values = facts.facts_of(self.config)
-            told = asdict(explain(self.connection, job, record.run_id, values, step_of))
-            moves = self.config.parsed_hardware.provisioning in told.pop("moves")
-            record.error = ErrorRecord(**told, moves=moves)
+            failure = asdict(explain(self.connection, job, record.run_id, values, step_of))
+            moves = self.config.parsed_hardware.provisioning in failure.pop("moves")
+            record.error = ErrorRecord(**failure, moves=moves)
             if record.error.moves:
                 self._refused(record, record.error, job)
         # From here on, nothing fails: only what is complete is stored.
@@ -447,14 +447,14 @@ class VertexRun:
 
     def _step_costs(self, record: RunRecord) -> dict[str, float]:
         """Return what the steps beside the training cost on their machines, in US dollars, if that is known."""
-        settings, found = vertex_of(self.config), {}
+        settings, costs = vertex_of(self.config), {}
         for step in record.steps:
-            own = settings.steps.get(step.name)
-            machine = step_machine(own.cpus, own.memory_gb) if own else step_machine()
+            resources = settings.steps.get(step.name)
+            machine = step_machine(resources.cpus, resources.memory_gb) if resources else step_machine()
             price = of_machine(machine.name, machine.vcpus or 0, None, 0, settings.region, "standard")
             if step.name != "train" and step.seconds and price is not None:
-                found[step.name] = price * step.seconds / 3600
-        return found
+                costs[step.name] = price * step.seconds / 3600
+        return costs
 
     def _refused(self, record: RunRecord, error: ErrorRecord, job: PipelineJob) -> None:
         """Add the try to those without quota or capacity, and how the run continues elsewhere to the error."""
@@ -481,9 +481,13 @@ class VertexRun:
             for name in custom_jobs(task)[:1] if task else ():
                 jobs = self.connection.jobs
                 read = jobs.get_hyperparameter_tuning_job if is_search(name) else jobs.get_custom_job
-                found = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
-                trainings = found.trials if is_search(name) else [found]
-                times = [each.end_time - each.start_time for each in trainings if each.start_time and each.end_time]
+                custom_job = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
+                trainings = custom_job.trials if is_search(name) else [custom_job]
+                times = [
+                    training.end_time - training.start_time
+                    for training in trainings
+                    if training.start_time and training.end_time
+                ]
                 return sum(time.total_seconds() for time in times)
         return 0.0
 

@@ -44,30 +44,33 @@ def check(context: Context) -> str:
             nearest="median",
             fix="--set tune.pruning=median",
         )
-    for name, each in tune.parameters.items():
-        _check_parameter(name, each)
+    for name, parameter in tune.parameters.items():
+        _check_parameter(name, parameter)
     if any(letter.isspace() for letter in tune.metric):
         raise _refused(f"The metric {tune.metric!r} contains a space.", "tune.metric", tune.metric)
     check_same_machines(config, tune, "Vertex AI")
     return f"{tune.trials} trials, {tune.parallel} at once, of {', '.join(tune.parameters)}"
 
 
-def _check_parameter(name: str, each: ParameterSettings) -> None:
+def _check_parameter(name: str, parameter: ParameterSettings) -> None:
     setting = f"tune.parameters.{name}"
     if any(letter.isspace() for letter in name):
         raise _refused(f"The parameter {name!r} contains a space.", setting, name)
-    if len(each.when) > 1:
+    if len(parameter.when) > 1:
         raise UserError(
-            f"{name} depends on {' and '.join(each.when)}; on Vertex AI, a parameter depends on one other.",
+            f"{name} depends on {' and '.join(parameter.when)}; on Vertex AI, a parameter depends on one other.",
             setting=f"{setting}.when",
-            value=str(each.when),
+            value=str(parameter.when),
             allowed="one parameter",
         )
-    if "discrete_value_spec" in _spec(name, each) and len(list(islice(each.steps(), MAX_VALUES + 1))) > MAX_VALUES:
+    if (
+        "discrete_value_spec" in _spec(name, parameter)
+        and len(list(islice(parameter.steps(), MAX_VALUES + 1))) > MAX_VALUES
+    ):
         raise _refused(
             f"{name} has more than {MAX_VALUES:,} values; on Vertex AI, a parameter with a step has at most that many.",
             f"{setting}.step",
-            each.step,
+            parameter.step,
         )
 
 
@@ -110,24 +113,24 @@ def request(config: RunConfig, tune: SearchSettings, job: JsonObject) -> JsonObj
 
 def parameters_of(parameters: dict[str, ParameterSettings]) -> list[JsonObject]:
     """Return the ParameterSpecs; one that depends on another is a part of that."""
-    specs = {name: _spec(name, each) for name, each in parameters.items()}
-    for name, each in parameters.items():
-        for other, values in each.when.items():
+    specs = {name: _spec(name, parameter_settings) for name, parameter_settings in parameters.items()}
+    for name, parameter in parameters.items():
+        for other, values in parameter.when.items():
             condition = {"parent_categorical_values": {"values": [_choice(other, value) for value in values]}}
             children = specs[other].setdefault("conditional_parameter_specs", [])
             children.append({**condition, "parameter_spec": specs[name]})
     return [spec for name, spec in specs.items() if not parameters[name].when]
 
 
-def _spec(name: str, each: ParameterSettings) -> JsonObject:
+def _spec(name: str, parameter: ParameterSettings) -> JsonObject:
     spec: JsonObject = {"parameter_id": name.removeprefix(OPTION)}
-    if each.choices is not None:
-        return {**spec, "categorical_value_spec": {"values": [_choice(name, choice) for choice in each.choices]}}
-    spec["scale_type"] = SCALES[each.scale]
-    if each.step not in (None, 1) or (each.step == 1 and not each.is_whole):
-        return {**spec, "discrete_value_spec": {"values": list(each.steps())}}
-    kind = "integer_value_spec" if each.is_whole else "double_value_spec"
-    return {**spec, kind: {"min_value": each.low, "max_value": each.high}}
+    if parameter.choices is not None:
+        return {**spec, "categorical_value_spec": {"values": [_choice(name, choice) for choice in parameter.choices]}}
+    spec["scale_type"] = SCALES[parameter.scale]
+    if parameter.step not in (None, 1) or (parameter.step == 1 and not parameter.is_whole):
+        return {**spec, "discrete_value_spec": {"values": list(parameter.steps())}}
+    kind = "integer_value_spec" if parameter.is_whole else "double_value_spec"
+    return {**spec, kind: {"min_value": parameter.low, "max_value": parameter.high}}
 
 
 def _choice(name: str, value: object) -> str:

@@ -133,7 +133,9 @@ class VertexSettings(CloudSettings):
                 raise ValueError(f"regions has {name!r}, which is not the name of a region such as us-central1")
         if self.region in self.regions:
             raise ValueError(f"regions has the other regions, without region, which is {self.region}")
-        missing = [name for name, own in self.regions.items() if self.encryption_key and not own.encryption_key]
+        missing = [
+            name for name, regional in self.regions.items() if self.encryption_key and not regional.encryption_key
+        ]
         if missing:
             raise ValueError(
                 f"regions.{missing[0]} needs an encryption_key: that of {self.region} cannot be used there"
@@ -144,9 +146,11 @@ class VertexSettings(CloudSettings):
         """Return the settings of a run in `region`, which is one of its regions."""
         if region == self.region:
             return self
-        own = self.regions[region]
-        values = {name: value for name, value in own if value is not None}
-        return self.model_copy(update={**values, "region": region, "endpoints": {**self.endpoints, **own.endpoints}})
+        regional = self.regions[region]
+        values = {name: value for name, value in regional if value is not None}
+        return self.model_copy(
+            update={**values, "region": region, "endpoints": {**self.endpoints, **regional.endpoints}}
+        )
 
 
 def vertex_of(config: RunConfig) -> VertexSettings:

@@ -50,9 +50,9 @@ def update(record: RunRecord, job: PipelineJob) -> list[Change]:
     changes = []
     for step in record.steps:
         before = step.status
-        own = [tasks[task.name] for task in _tasks(step.name) if task.name in tasks]
-        _update_step(step, own, ended=job.end_time)
-        step.reused = step.status == "succeeded" and _is_reused(step.name, own, trained=record.trained)
+        details = [tasks[task.name] for task in _tasks(step.name) if task.name in tasks]
+        _update_step(step, details, ended=job.end_time)
+        step.reused = step.status == "succeeded" and _is_reused(step.name, details, trained=record.trained)
         if step.status != before and step.status in EVENTS:
             changes.append(Change(step, EVENTS[step.status]))
     record.adopt_results()
@@ -73,8 +73,8 @@ def _tasks(step: str) -> tuple[Task, ...]:
 
 def _update_step(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bool) -> None:
     step.status = _status(step, tasks, ended=ended)
-    own = [task for task in tasks if not TASKS[task.task_name].concurrent]
-    starts = [task.start_time for task in own if task.start_time]
+    blocking = [task for task in tasks if not TASKS[task.task_name].concurrent]
+    starts = [task.start_time for task in blocking if task.start_time]
     ends = [task.end_time for task in tasks if task.end_time]
     if step.status in ("succeeded", "failed", "cancelled") and starts and ends:
         step.seconds = round((max(ends) - min(starts)).total_seconds(), 3)
@@ -93,8 +93,8 @@ def _status(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bool) -
         return "cancelled"
     if last == "NOT_TRIGGERED" or ended:
         return "skipped"
-    own = [state for name, state in states.items() if not TASKS[name].concurrent]
-    return "running" if any(state in (*RUNNING, *DONE) for state in own) else "pending"
+    blocking_states = [state for name, state in states.items() if not TASKS[name].concurrent]
+    return "running" if any(state in (*RUNNING, *DONE) for state in blocking_states) else "pending"
 
 
 @dataclass(frozen=True)

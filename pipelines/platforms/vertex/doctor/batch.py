@@ -39,7 +39,7 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
             f"Replicas must be between 1 and {MAX_REPLICAS:,}; got {replicas:,}.", setting="--hardware", value=hardware
         )
     try:
-        found = machine_of(hardware.replace(count[0], "") if count else hardware)
+        serving_machine = machine_of(hardware.replace(count[0], "") if count else hardware)
     except UserError as error:
         near = f"{error.nearest}*{replicas}" if error.nearest and replicas > 1 else error.nearest
         raise UserError(
@@ -49,14 +49,14 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
             allowed=error.allowed,
             nearest=near,
         ) from None
-    if found.regions is not None and region not in found.regions:
+    if serving_machine.regions is not None and region not in serving_machine.regions:
         raise UserError(
             f"{hardware} is not available in {region}.",
             setting="--hardware",
             value=hardware,
-            allowed=f"in {', '.join(found.regions)}",
+            allowed=f"in {', '.join(serving_machine.regions)}",
         )
-    return found, replicas
+    return serving_machine, replicas
 
 
 def check_project(config: RunConfig, connection: Connection) -> None:
@@ -82,15 +82,15 @@ def version(connection: Connection, model: str) -> Any:
         short, _, number = name.partition("/")
         name, chosen = f"{connection.parent}/models/{short}", chosen or number
     with refusing(connection, f"see the model {model}", "aiplatform.models.get"):
-        found = existing(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
-    if found is None:
+        model_version = existing(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
+    if model_version is None:
         raise _no_such_model(connection, model, name)
-    return found
+    return model_version
 
 
 def _no_such_model(connection: Connection, model: str, name: str) -> UserError:
     known: Sequence[Any] = retried(lambda: list(connection.models.list_models({"parent": connection.parent})))
-    names = [one.name.rpartition("/")[2].partition("@")[0] for one in known]
+    names = [known_model.name.rpartition("/")[2].partition("@")[0] for known_model in known]
     short = name.rpartition("/")[2]
     if short not in names:
         near = nearest(short, names)
@@ -103,7 +103,7 @@ def _no_such_model(connection: Connection, model: str, name: str) -> UserError:
             fix=f"name {near}" if near else "slipway run --target vertex, which registers a model",
         )
     versions = retried(lambda: list(connection.models.list_model_versions({"name": name})))
-    numbers = [f"{short}/{one.version_id}" for one in versions]
+    numbers = [f"{short}/{model_version.version_id}" for model_version in versions]
     return UserError.unknown("version", model, numbers, setting="MODEL", fix=f"name {numbers[-1]}")
 
 

@@ -15,9 +15,9 @@ from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_o
 def deployment(context: Context) -> str:
     """The endpoint file of the section `deploy` exists and is of the run's project, region and model."""
     file = _file(context)
-    ours, theirs = context.config.section(VertexSettings), vertex_of(file.config)
-    place = f"{theirs.project} in {theirs.region}"
-    if ours is not None and (ours.project, ours.region) != (theirs.project, theirs.region):
+    ours, endpoint_settings = context.config.section(VertexSettings), vertex_of(file.config)
+    place = f"{endpoint_settings.project} in {endpoint_settings.region}"
+    if ours is not None and (ours.project, ours.region) != (endpoint_settings.project, endpoint_settings.region):
         raise UserError(
             f"The endpoint {file.name} is in {place}, the run in {ours.project} in {ours.region}.",
             setting="deploy.endpoint",
@@ -59,16 +59,16 @@ def quota(context: Context, file: EndpointFile | None = None) -> str:
     listed = 0
     for metric, amount in file.machine.quotas.items():
         # Vertex AI reserves the quota of all replicas that may be added.
-        wanted = models * file.settings.max_replicas * amount
+        needed = models * file.settings.max_replicas * amount
         limits = project.limits(metric)
         if limits is None:
             continue
         listed += 1
         limit = limits.get(region, limits.get("", 0))
-        if limit not in (UNLIMITED, None) and limit < wanted:
+        if limit not in (UNLIMITED, None) and limit < needed:
             raise UserError(
                 f"The quota in {region} is too small: for {models} deployed model{'s'[: models - 1]} of up to "
-                f"{file.settings.max_replicas} replicas, Vertex AI reserves {wanted:,} of {metric}; the limit is "
+                f"{file.settings.max_replicas} replicas, Vertex AI reserves {needed:,} of {metric}; the limit is "
                 f"{limit:,}.",
                 setting="max_replicas",
                 value=file.settings.max_replicas,

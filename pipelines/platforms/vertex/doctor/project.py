@@ -103,10 +103,10 @@ class Project:
         _ = self.number
         return self._observed()
 
-    def lines(self, wanted: Callable[[Line], bool]) -> list[Line]:
-        """Return the lines of setup's difference that match `wanted`; skip the check if they could not be observed."""
+    def lines(self, predicate: Callable[[Line], bool]) -> list[Line]:
+        """Return the lines of setup's difference that match `predicate`; skip the check if they cannot be observed."""
         _ = self.number
-        lines = [line for line in self._lines() if wanted(line)]
+        lines = [line for line in self._lines() if predicate(line)]
         unseen = [line for line in lines if line.status == "unseen"]
         if unseen and not any(line.status in ("missing", "wrong") for line in lines):
             raise NotApplicableError(unseen[0].observed)

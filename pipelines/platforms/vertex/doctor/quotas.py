@@ -52,21 +52,21 @@ def run_quota(context: Context) -> str:
     if not short:
         return f"{', '.join(_found(metric, demands[metric], listed[metric], region) for metric in listed)} in {region}"
     regions = hardware.regions if hardware.regions is not None else load().regions()
-    others = [
+    sufficient = [
         other
         for other in regions
         if other != region and all(_suffices(limits, other, demands[metric]) for metric, limits in listed.items())
     ]
-    near = nearest_region(region, others) if others else None
-    wanted = " and ".join(f"{demands[metric].amount:,} of {metric}" for metric in short)
-    ask = f"request {wanted} in {region} at {PAGE.format(project=project.vertex.project)}"
+    near = nearest_region(region, sufficient) if sufficient else None
+    needed = " and ".join(f"{demands[metric].amount:,} of {metric}" for metric in short)
+    ask = f"request {needed} in {region} at {PAGE.format(project=project.vertex.project)}"
     raise UserError(
         f"The quota in {region} is too small: the run "
         + "; it ".join(_shortfall(metric, demands[metric], listed[metric], region) for metric in short)
         + ".",
         setting="hardware",
         value=str(hardware),
-        allowed=f"a region with enough: {', '.join(others)}" if others else "no region has enough quota yet",
+        allowed=f"a region with enough: {', '.join(sufficient)}" if sufficient else "no region has enough quota yet",
         nearest=near,
         fix=f"--set vertex.region={near} with a bucket there, or {ask}" if near else ask,
     )

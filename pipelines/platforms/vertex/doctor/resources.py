@@ -98,8 +98,8 @@ def own_rights(context: Context) -> str:
 
 def lacking(connection: Connection, resource: policies.Resource, role: str) -> list[str]:
     """Return the permissions of a role that the caller lacks, also counting inherited ones."""
-    wanted = permissions_of(role)
-    return sorted(set(wanted) - policies.permitted(connection, resource, wanted))
+    permissions = permissions_of(role)
+    return sorted(set(permissions) - policies.permitted(connection, resource, permissions))
 
 
 def run_as_account(context: Context) -> str:
@@ -365,16 +365,16 @@ def _size(connection: Connection, place: str) -> int:
     bucket, _, pattern = place.removeprefix("gs://").partition("/")
     prefix = re.split(r"[*?\[]", pattern)[0]
     try:
-        found = retried(
+        blobs = retried(
             lambda: list(itertools.islice(connection.storage.list_blobs(bucket, prefix=prefix), MAX_OBJECTS + 1))
         )
     except Exception as error:
         if status_of(error) not in (403, 404):
             raise
         raise NotApplicableError(refusal(error, connection, f"list {place}").message) from None
-    if len(found) > MAX_OBJECTS:
+    if len(blobs) > MAX_OBJECTS:
         raise NotApplicableError(f"there are more than {MAX_OBJECTS:,} objects at gs://{bucket}/{prefix}")
-    size = sum(int(blob.size or 0) for blob in found if fnmatch.fnmatchcase(blob.name, pattern))
+    size = sum(int(blob.size or 0) for blob in blobs if fnmatch.fnmatchcase(blob.name, pattern))
     if not size:
         raise NotApplicableError(f"there is nothing at {place}; the step reports it")
     return size
@@ -396,7 +396,11 @@ def schedules(context: Context) -> str:
     project = context.shared(Project)
     _ = project.number
     try:
-        active = [(name, one) for _, name, one in Schedules(project.connection).all() if one.state.name == "ACTIVE"]
+        active = [
+            (name, resource)
+            for _, name, resource in Schedules(project.connection).all()
+            if resource.state.name == "ACTIVE"
+        ]
     except Exception as error:
         if status_of(error) != 403:
             raise
@@ -404,8 +408,8 @@ def schedules(context: Context) -> str:
         raise NotApplicableError(problem.message) from None
     if not active:
         raise NotApplicableError(f"none is active in {project.vertex.region}")
-    for name, one in active:
-        if why := refused(one):
+    for name, schedule in active:
+        if why := refused(schedule):
             problem = as_user_error(why, f"The last run of {name} was refused", facts_of(context.config))
             raise CheckWarning(problem.message, f"{problem.fix}; slipway schedule list shows all")
     return f"the last runs of {len(active)} were started"
@@ -432,13 +436,13 @@ def first_job(context: Context) -> str:
     return f"this will be the first in {region}; the service agents exist"
 
 
-def _require(project: Project, wanted: Callable[[Line], bool]) -> list[Line]:
-    """Return the lines of setup's difference that match `wanted`.
+def _require(project: Project, predicate: Callable[[Line], bool]) -> list[Line]:
+    """Return the lines of setup's difference that match `predicate`.
 
     Raises:
         UserError: A run would fail because of one of them.
     """
-    lines = project.lines(wanted)
+    lines = project.lines(predicate)
     bad = blocking(lines)
     if bad:
         texts = [f"{line.item} ({line.observed})" if line.status == "wrong" else str(line.item) for line in bad]

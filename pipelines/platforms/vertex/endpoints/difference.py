@@ -31,8 +31,8 @@ def differences(file: EndpointFile, endpoint: Endpoint) -> list[Difference]:
 def serving_model(endpoint: Endpoint) -> DeployedModel | None:
     """Return the deployed model with the most traffic; None if none has any."""
     share = dict(endpoint.traffic_split)
-    serving = [one for one in endpoint.deployed_models if share.get(one.id)]
-    return max(serving, key=lambda one: share[one.id], default=None)
+    serving = [model for model in endpoint.deployed_models if share.get(model.id)]
+    return max(serving, key=lambda model: share[model.id], default=None)
 
 
 def _endpoint_rows(file: EndpointFile, endpoint: Endpoint) -> Iterator[tuple[str, object, object]]:
@@ -47,8 +47,8 @@ def _endpoint_rows(file: EndpointFile, endpoint: Endpoint) -> Iterator[tuple[str
 
 def _model_rows(file: EndpointFile, serving: DeployedModel) -> Iterator[tuple[str, object, object]]:
     have = serving.dedicated_resources
-    wanted = type(have)(file.deployment.resources())
-    yield "machine", machine_text(have), machine_text(wanted)
+    desired = type(have)(file.deployment.resources())
+    yield "machine", machine_text(have), machine_text(desired)
     yield "spot", have.spot, file.deployment.spot
     yield "service_account", serving.service_account or None, file.settings.service_account
     yield "min_replicas", have.min_replica_count, file.settings.min_replicas

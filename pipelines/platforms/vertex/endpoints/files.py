@@ -79,8 +79,8 @@ def _instances(requests: Path | None, path: Path) -> list[object] | None:
     if requests is None:
         return None
     try:
-        found = json.loads(requests.read_bytes())["instances"]
-        if not isinstance(found, list) or not found:
+        instances = json.loads(requests.read_bytes())["instances"]
+        if not isinstance(instances, list) or not instances:
             raise ValueError("instances is not a list with at least one")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
@@ -90,4 +90,4 @@ def _instances(requests: Path | None, path: Path) -> list[object] | None:
             allowed='a JSON file of the form {"instances": […]}',
             fix=f"correct {requests}, or check.requests in {path}",
         ) from None
-    return found
+    return instances

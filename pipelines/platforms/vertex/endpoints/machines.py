@@ -94,14 +94,14 @@ def _unknown(text: str, name: str) -> UserError:
 
 
 def _of_hardware(text: str, hardware: Hardware) -> ServingMachine:
-    given = {
+    options = {
         "a number of replicas": hardware.replicas > 1,
         "+flex": hardware.provisioning == "flex",
         "+disk": bool(hardware.disk_type or hardware.disk_gb),
         "+timeout": hardware.timeout is not None,
         "+restart": hardware.restart,
     }
-    for option, is_given in given.items():
+    for option, is_given in options.items():
         if is_given:
             raise UserError(
                 f"The machine of an endpoint cannot have {option}.",

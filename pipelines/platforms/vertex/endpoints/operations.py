@@ -46,7 +46,7 @@ class EndpointResult(Result):
 
     def models(self) -> list[JsonObject]:
         """Return the deployed models, those with the most traffic first."""
-        return [self._model(self.resource, one, percent) for one, percent in self.deployed]
+        return [self._model(self.resource, model, percent) for model, percent in self.deployed]
 
     @property
     def deployed(self) -> list[tuple[DeployedModel, int]]:
@@ -54,8 +54,8 @@ class EndpointResult(Result):
         if self.resource is None:
             return []
         share = dict(self.resource.traffic_split)
-        found = [(one, share.get(one.id, 0)) for one in self.resource.deployed_models]
-        return sorted(found, key=lambda each: -each[1])
+        models = [(model, share.get(model.id, 0)) for model in self.resource.deployed_models]
+        return sorted(models, key=lambda pair: -pair[1])
 
     def _model(self, endpoint: Endpoint, model: DeployedModel, percent: int) -> JsonObject:
         resources, price = model.dedicated_resources, self.file and self.file.settings.price_per_hour
@@ -99,7 +99,10 @@ class DeclaredEndpoints(Declared[EndpointFile, EndpointResult]):
     reads = "get"
 
     def all(self) -> list[tuple[str, str, Endpoint]]:
-        return [(number_of(one), one.labels[NAME_LABEL], one) for one in Endpoints(self.connection).all()]
+        return [
+            (number_of(endpoint), endpoint.labels[NAME_LABEL], endpoint)
+            for endpoint in Endpoints(self.connection).all()
+        ]
 
     def find(self, key: str) -> list[Endpoint]:
         return [endpoint] if (endpoint := Endpoints(self.connection).get(key)) else []
@@ -117,19 +120,21 @@ class DeclaredEndpoints(Declared[EndpointFile, EndpointResult]):
         return "created"
 
     def change(self, want: EndpointFile, have: Endpoint, left: list[Difference]) -> list[str]:
-        endpoints, fields = Endpoints(self.connection), {one.field for one in left}
+        endpoints, fields = Endpoints(self.connection), {difference.field for difference in left}
         endpoints.change(want.deployment, {ENDPOINT_FIELDS[name] for name in fields & ENDPOINT_FIELDS.keys()})
         serving = serving_model(have)
         if serving is not None and fields & set(REPLICA_FIELDS):
             endpoints.scale(want.deployment, serving.id)
-        return [f"changed {one}" for one in left if one.field in (*ENDPOINT_FIELDS, *REPLICA_FIELDS)]
+        return [
+            f"changed {difference}" for difference in left if difference.field in (*ENDPOINT_FIELDS, *REPLICA_FIELDS)
+        ]
 
     def delete(self, resource: Endpoint, file: EndpointFile | None) -> None:
         minutes = file.settings.timeout if file else EndpointSettings.model_fields["timeout"].default
         Endpoints(self.connection).delete(number_of(resource), time.monotonic() + 60 * minutes)
 
     def advice(self, name: str, have: Endpoint, left: list[Difference]) -> str:  # noqa: ARG002
-        fields = {one.field for one in left}
+        fields = {difference.field for difference in left}
         if fields & {*ENDPOINT_FIELDS, *REPLICA_FIELDS}:
             return f"to change it: {self.command} apply {name}"
         if fields & set(MODEL_FIELDS):
@@ -146,8 +151,8 @@ def deploy(name: str | None, version: str, timeout: float | None, say: Say) -> O
     check(file, say, deploys=True)
     endpoints = Endpoints(file.connection)
     with refusals(file.config, f"deploy {file.deployment.model} to {file.name}", f"{RIGHTS}.deploy"):
-        found = endpoints.version(file.deployment.model, version)
-        return roll_out(endpoints, file.deployment, found, say)
+        model_version = endpoints.version(file.deployment.model, version)
+        return roll_out(endpoints, file.deployment, model_version, say)
 
 
 def rollback(name: str | None, say: Say, since: datetime | None = None, leaves: str | None = None) -> Outcome:
@@ -187,15 +192,15 @@ def serving() -> Iterator[Running]:
     """
     for result in DeclaredEndpoints.observe():
         region = vertex_of(result.config).region
-        for found, (model, _) in zip(result.models(), result.deployed, strict=True):
+        for summary, (model, _) in zip(result.models(), result.deployed, strict=True):
             price = list_price(model.dedicated_resources, region)
             yield Running(
-                run_id=f"{result.name}: {found['version']}",
+                run_id=f"{result.name}: {summary['version']}",
                 target="vertex",
-                hardware=found["machine"],
+                hardware=summary["machine"],
                 region=region,
                 steps=[],
                 seconds=round((datetime.now(UTC) - model.create_time).total_seconds(), 1),
-                per_hour=None if price is None else price * found["replicas"],
+                per_hour=None if price is None else price * summary["replicas"],
                 worst_case=0.0,
             )

@@ -62,28 +62,28 @@ def differences(desired: Desired, have: Schedule, now: datetime) -> list[Differe
     want, paused = desired
     # A new schedule starts after a delay; twice that, to allow for clock skew.
     at_once = max(now, (have.create_time or now) + 2 * SETTLE)
-    found = []
+    changes = []
     for name, attribute in FIELDS.items():
-        theirs, ours = (_value(schedule, attribute, at_once) for schedule in (have, want))
-        found += [Difference(name, theirs, ours)] * (theirs != ours)
+        current, ours = (_value(schedule, attribute, at_once) for schedule in (have, want))
+        changes += [Difference(name, current, ours)] * (current != ours)
     if paused is not None and have.state.name != "COMPLETED":
-        found += [Difference("paused", is_paused(have), paused)] * (is_paused(have) != paused)
+        changes += [Difference("paused", is_paused(have), paused)] * (is_paused(have) != paused)
     our_job, their_job = (dict(_leaves(job_of(schedule))) for schedule in (want, have))
     keys = sorted(our_job.keys() | their_job.keys())
     jobs = [(f"job.{key}", their_job.get(key), our_job.get(key)) for key in keys]
-    return found + [Difference(*row) for row in jobs if row[1] != row[2]]
+    return changes + [Difference(*row) for row in jobs if row[1] != row[2]]
 
 
-def needs_new(have: Schedule, found: list[Difference]) -> bool:
+def needs_new(have: Schedule, changes: list[Difference]) -> bool:
     """Return whether the schedule must be recreated: it is completed, or a field that cannot be unset must be."""
     ended = have.state.name == "COMPLETED"
-    return bool(found) and (ended or any(one.field in NOT_UNSET and one.file is None for one in found))
+    return bool(changes) and (ended or any(change.field in NOT_UNSET and change.file is None for change in changes))
 
 
-def mask_of(found: list[Difference]) -> list[str]:
+def mask_of(changes: list[Difference]) -> list[str]:
     """Return the update mask: the Schedule fields that differ."""
-    mask = [FIELDS[one.field] for one in found if one.field in FIELDS]
-    return mask + ["create_pipeline_job_request"] * any(one.field.startswith("job.") for one in found)
+    mask = [FIELDS[change.field] for change in changes if change.field in FIELDS]
+    return mask + ["create_pipeline_job_request"] * any(change.field.startswith("job.") for change in changes)
 
 
 def is_paused(schedule: Schedule) -> bool:

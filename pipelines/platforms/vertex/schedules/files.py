@@ -116,9 +116,13 @@ def _known_zones() -> frozenset[str]:
 
 def _nearest_zone(name: str, known: Collection[str]) -> str | None:
     """Return the time zone closest to `name`, which may be a city."""
-    wanted = name.strip().replace(" ", "_").lower()
+    normalized = name.strip().replace(" ", "_").lower()
     by_city = {zone.rpartition("/")[2].lower(): zone for zone in sorted(known) if "/" in zone}
-    return by_city.get(wanted) or nearest(wanted, known) or nearest(wanted.rpartition("/")[2], by_city.values())
+    return (
+        by_city.get(normalized)
+        or nearest(normalized, known)
+        or nearest(normalized.rpartition("/")[2], by_city.values())
+    )
 
 
 def _in_zone(time: datetime | None, zone: ZoneInfo) -> datetime | None:

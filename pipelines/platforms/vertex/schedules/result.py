@@ -39,9 +39,9 @@ class ScheduledRun:
 
 def scheduled_run(job: PipelineJob) -> ScheduledRun:
     """Return what is shown of a job."""
-    found = evaluated(job)
-    metric = str(found.get("metric", ""))
-    value = found.get("metrics", {}).get(metric)
+    evaluation = evaluated(job)
+    metric = str(evaluation.get("metric", ""))
+    value = evaluation.get("metrics", {}).get(metric)
     return ScheduledRun(number_of(job), job.create_time, RUN_STATUS.get(job.state.name, "running"), metric, value)
 
 

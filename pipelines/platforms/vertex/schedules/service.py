@@ -62,9 +62,9 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
     def all(self) -> list[tuple[str, str, Schedule]]:
         # Filtered here: the service's filter would need wildcards escaped, and a project has few schedules.
         parent = self.connection.parent
-        found = retried(lambda: list(self.connection.schedules.list_schedules(parent=parent)))
-        found.sort(key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
-        names = [(schedule.display_name.removeprefix(NAME_PREFIX), schedule) for schedule in found]
+        schedules = retried(lambda: list(self.connection.schedules.list_schedules(parent=parent)))
+        schedules.sort(key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
+        names = [(schedule.display_name.removeprefix(NAME_PREFIX), schedule) for schedule in schedules]
         return [(name, name, schedule) for name, schedule in names if name != schedule.display_name]
 
     @classmethod
@@ -107,8 +107,8 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
         schedule.start_time = max(schedule.start_time, earliest) if schedule.start_time else earliest
 
         def create() -> Schedule:
-            found = self.find(schedule.display_name.removeprefix(NAME_PREFIX))  # after a lost response
-            return found[0] if found else client.create_schedule(parent=self.connection.parent, schedule=schedule)
+            created = self.find(schedule.display_name.removeprefix(NAME_PREFIX))  # after a lost response
+            return created[0] if created else client.create_schedule(parent=self.connection.parent, schedule=schedule)
 
         made = retried(create)
         if want.paused:
@@ -125,11 +125,11 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
         if mask := mask_of(left):
             self._update(have.name, want.schedule, mask)
             done.append(f"updated {', '.join(mask)} of {number}")
-        for one in left:
-            if one.field == "paused" and one.file:
+        for difference in left:
+            if difference.field == "paused" and difference.file:
                 self.pause(have.name)
                 done.append(f"paused {number}")
-            elif one.field == "paused":
+            elif difference.field == "paused":
                 self.resume(have.name, catch_up=False)
                 done.append(f"resumed {number}")
         return done
