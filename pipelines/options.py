@@ -104,10 +104,10 @@ def configured(
     return load(configuration_path(file, config), overrides or (), hardware)
 
 
-def check_runner(asked: Runner, taken: Runner, what: str) -> None:
+def check_runner(asked: Runner, taken: Runner, kind: str) -> None:
     """Refuse --runner docker for a run that does not use it."""
     if asked is Runner.docker and taken is not Runner.docker:
-        raise UserError(f"--runner applies only to new local runs, not to {what}.", setting="--runner", value="docker")
+        raise UserError(f"--runner applies only to new local runs, not to {kind}.", setting="--runner", value="docker")
 
 
 def check_folder_of(output: Path) -> None:

@@ -88,10 +88,10 @@ def with_parameters(
     values |= {name: value for name, value in values_of(defaults or config).items() if name in values}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        *own, _ = inspect.signature(function).parameters.values()
+        *declared, _ = inspect.signature(function).parameters.values()
 
         def pipeline(*channels: PipelineParameterChannel) -> None:
-            function(*channels[: len(own)], dict(zip(values, channels[len(own) :], strict=True)))
+            function(*channels[: len(declared)], dict(zip(values, channels[len(declared) :], strict=True)))
 
         added = [
             inspect.Parameter(
@@ -103,7 +103,7 @@ def with_parameters(
             for parameter in parameters
         ]
         # kfp reads the pipeline's parameters from the signature, and their descriptions from the docstring.
-        pipeline.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        pipeline.__signature__ = inspect.Signature([*declared, *added])  # type: ignore[attr-defined]
         described = "\n".join(f"    {parameter.name}: {parameter.description}" for parameter in parameters)
         pipeline.__doc__ = f"The pipeline.\n\nArgs:\n{described}\n"
         return pipeline

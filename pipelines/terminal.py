@@ -47,7 +47,7 @@ class Terminal(Console):
         super().__init__(highlight=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects), **options})
+        super().print(*objects, **{"soft_wrap": all(isinstance(renderable, str) for renderable in objects), **options})
 
     @property
     def is_terminal(self) -> bool:
@@ -59,7 +59,7 @@ class Terminal(Console):
 
 def printable(text: str) -> str:
     """Return `text` with control characters, except tabs and line breaks, as escapes such as \\x1b."""
-    return CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 console = Terminal()

@@ -28,8 +28,8 @@ def reference_of(model: Model, store: Path) -> Path:
     Raises:
         UserError: The store does not have it.
     """
-    found = reference_in(store, model)
-    if found is None:
+    reference = reference_in(store, model)
+    if reference is None:
         raise UserError(
             f"The data set on which the model in {model.folder} was trained is not in {store}.",
             setting="--reference",
@@ -37,7 +37,7 @@ def reference_of(model: Model, store: Path) -> Path:
             allowed="data like those that the model was evaluated on, in any format of slipway predict",
             fix="--reference DATA, or --store FOLDER",
         )
-    return found
+    return reference
 
 
 def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sample:
@@ -49,7 +49,7 @@ def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sampl
     divided = [piece for part in parts for piece in part.divided(READ_TOGETHER)]
     total = sum(piece.examples or 0 for piece in divided)
     draws, share = np.random.default_rng(seed), min(1.0, most / max(1, total))
-    found: list[dict[str, Values]] = []
+    examples: list[dict[str, Values]] = []
     failed = 0
     with without_native_stderr():
         for chunk in (chunk for piece in divided for chunk in piece.read(model, READ_TOGETHER)):
@@ -57,9 +57,9 @@ def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sampl
             drawn = _drawn(chunk, chosen)
             failed += int(chosen.sum()) - len(drawn.keys)
             features, without = of_examples(model, drawn.arrays, len(drawn.keys))
-            found += features
+            examples += features
             failed += without
-    return sample_of(found, failed)
+    return sample_of(examples, failed)
 
 
 def _drawn(chunk: Chunk, chosen: NDArray[np.bool_]) -> Chunk:

@@ -28,10 +28,10 @@ class WithProject(WithRemoteChecks):
 
         import_clients(*names)
 
-    def problem_of(self, error: Exception, context: Context, what: str) -> UserError | None:
+    def problem_of(self, error: Exception, context: Context, action: str) -> UserError | None:
         from slipway.components.cloud.refusals import is_answer, refusal
 
-        return refusal(error, connection_of(context), what) if is_answer(error) else None
+        return refusal(error, connection_of(context), action) if is_answer(error) else None
 
     def late(self, seconds: float, failure: str) -> UserError:
         from slipway.components.cloud.connection import OUTAGE

@@ -30,8 +30,8 @@ Say: TypeAlias = Callable[[str], None]
 class CheckWarning(Exception):
     """The check cannot tell whether a run would fail; the text says what it found, `fix` what to do about it."""
 
-    def __init__(self, found: str, fix: str) -> None:
-        super().__init__(found)
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
         self.fix = fix
 
 

@@ -34,8 +34,8 @@ class WithRemoteChecks(ABC):
         """Import what the checks use, and the modules `names`, before threads do."""
 
     @abstractmethod
-    def problem_of(self, error: Exception, context: Context, what: str) -> UserError | None:
-        """Return what an answer of a service means that refuses to do `what`; None if it is no such answer."""
+    def problem_of(self, error: Exception, context: Context, action: str) -> UserError | None:
+        """Return what an answer of a service means that refuses to do `action`; None if it is no such answer."""
 
     @abstractmethod
     def late(self, seconds: float, failure: str) -> UserError:

@@ -96,13 +96,13 @@ class PlatformSteps(ABC):
     @contextlib.contextmanager
     def notifying(self, config: RunConfig, run_id: Text) -> Iterator[None]:
         """Add the tasks that notify of the outcome of the tasks that are added inside this context."""
-        first, *others = self.exit_tasks(config, run_id) or [None]
+        first, *remaining = self.exit_tasks(config, run_id) or [None]
         if first is None:
             yield
             return
         with dsl.ExitHandler(first, name="steps") as group:
             yield
-        for task in others:
+        for task in remaining:
             # What ExitHandler makes of its task; a pipeline can have one ExitHandler at a time.
             task.after(group).ignore_upstream_failure()
 

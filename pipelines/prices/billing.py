@@ -118,7 +118,9 @@ def changes(before: JsonObject, after: JsonObject) -> list[str]:
         for name in names:
             old, new = (table[kind].get(name, {}) for table in (before, after))
             for region in sorted(old.keys() | new.keys()):
-                prices = zip(PROVISIONING, *(each.get(region, (None, None)) for each in (old, new)), strict=True)
+                prices = zip(
+                    PROVISIONING, *(by_region.get(region, (None, None)) for by_region in (old, new)), strict=True
+                )
                 lines += [f"{name} in {region}, {mode}: {_shown(a)} → {_shown(b)}" for mode, a, b in prices if a != b]
     return lines
 
@@ -129,15 +131,15 @@ def _shown(price: float | None) -> str:
 
 def _machines(skus: list[JsonObject], with_gpus: JsonObject) -> JsonObject:
     """Return the prices of a vCPU with its memory, by series: that of an hour of a core, and of its GB."""
-    found: JsonObject = {}
+    prices: JsonObject = {}
     for machine in load().machines:
         text = FAMILIES.get(machine.family)
         if text == "":
-            found[machine.series] = {region: [0.0, 0.0] for region in with_gpus}
-        elif text and machine.vcpus and machine.memory_gb and machine.series not in found:
+            prices[machine.series] = {region: [0.0, 0.0] for region in with_gpus}
+        elif text and machine.vcpus and machine.memory_gb and machine.series not in prices:
             core, memory = (_prices(_described(skus, f"{text} {part}")) for part in ("Core", "Ram"))
             ratio = machine.memory_gb / machine.vcpus
-            found[machine.series] = {
+            prices[machine.series] = {
                 region: [
                     None if a is None or b is None else round(a + b * ratio, 6)
                     for a, b in zip(core[region], memory[region], strict=True)
@@ -145,7 +147,7 @@ def _machines(skus: list[JsonObject], with_gpus: JsonObject) -> JsonObject:
                 for region in core
                 if region in memory
             }
-    return found
+    return prices
 
 
 def _described(skus: list[JsonObject], text: str) -> Iterator[JsonObject]:

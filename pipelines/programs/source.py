@@ -48,13 +48,13 @@ class SourceFile:
 
 def read_program(root: Path, module: str) -> list[SourceFile]:
     """Return the module's file and the files below `root` that it imports, in the order in which they are found."""
-    found: dict[Path, SourceFile] = {}
-    wanted = [*_files(root, module), *_files(root, f"{module}.__main__")]
-    while wanted:
-        path = wanted.pop(0)
-        if path in found:
+    by_path: dict[Path, SourceFile] = {}
+    pending = [*_files(root, module), *_files(root, f"{module}.__main__")]
+    while pending:
+        path = pending.pop(0)
+        if path in by_path:
             continue
-        found[path] = file = read_file(path)
+        by_path[path] = file = read_file(path)
         package = [*path.relative_to(root).parent.parts]
         for line, name in _imported(file.tree, package):
             files = list(_files(root, name))
@@ -62,8 +62,8 @@ def read_program(root: Path, module: str) -> list[SourceFile]:
             if package and not any(_files(root, top)) and not (root / top).is_dir() and any(_files(path.parent, top)):
                 file.siblings[line] = top
                 files = list(_files(path.parent, name))
-            wanted += files
-    return list(found.values())
+            pending += files
+    return list(by_path.values())
 
 
 def read_file(path: Path) -> SourceFile:

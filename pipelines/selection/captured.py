@@ -33,16 +33,16 @@ def described(settings: Sequence[JsonObject], projects: Sequence[Path]) -> list[
     becomes a setting, such as net.WIDTH. A module that no longer exists stays as it is.
     """
     oldest: dict[str, Captured] = {}
-    found = [dict(each) for each in settings]
-    for each, project in zip(reversed(found), reversed(projects), strict=True):
+    copies = [dict(original) for original in settings]
+    for run_settings, project in zip(reversed(copies), reversed(projects), strict=True):
         for setting in SETTINGS:
-            captured = _read(project, each.get(setting))
+            captured = _read(project, run_settings.get(setting))
             if captured is None:
                 continue
             first = oldest.setdefault(captured.name, captured)
-            each[setting] = captured.name + _changes(first.lines, captured.lines)
-            each |= {f"{captured.name}.{name}": value for name, value in captured.constants.items()}
-    return found
+            run_settings[setting] = captured.name + _changes(first.lines, captured.lines)
+            run_settings |= {f"{captured.name}.{name}": value for name, value in captured.constants.items()}
+    return copies
 
 
 def _read(project: Path, reference: object) -> Captured | None:

@@ -98,7 +98,7 @@ class Row:
 
     def outputs(self, step: str) -> JsonObject:
         """Return what a step returned; {} if it did not."""
-        return next((each.outputs for each in self.record.steps if each.name == step), {})
+        return next((step_record.outputs for step_record in self.record.steps if step_record.name == step), {})
 
 
 def read(folder: RunFolder, record: RunRecord | None = None) -> Row:
@@ -138,10 +138,10 @@ def select(rows: Iterable[Row], conditions: Iterable[str], order: str | None) ->
                 allowed=f"a metric, setting or {', '.join(FACTS)}; one of {' '.join(OPERATORS)}; and a value",
                 fix="--where 'accuracy>0.97'",
             )
-        name, sign, wanted = parsed[1], parsed[2], yaml.safe_load(parsed[3])
-        wanted = number(wanted) if isinstance(wanted, str) else wanted  # YAML's 1e-3 is a text
+        name, sign, operand = parsed[1], parsed[2], yaml.safe_load(parsed[3])
+        operand = number(operand) if isinstance(operand, str) else operand  # YAML's 1e-3 is a text
         _check_known(name, known, "--where", rows)
-        rows = [row for row in rows if _holds(row.values.get(name), OPERATORS[sign], wanted)]
+        rows = [row for row in rows if _holds(row.values.get(name), OPERATORS[sign], operand)]
     if order is not None:
         name = order.removeprefix("-")
         _check_known(name, known, "--sort", rows)
@@ -155,7 +155,7 @@ def described(rows: Sequence[Row]) -> list[Row]:
     """Return the runs with settings in which captured functions can be compared; see `captured.described`."""
     newest = sorted(rows, key=lambda row: row.record.created, reverse=True)
     settings = captured.described([row.settings for row in newest], [row.folder.path.parent.parent for row in newest])
-    by_run = {row.record.run_id: each for row, each in zip(newest, settings, strict=True)}
+    by_run = {row.record.run_id: row_settings for row, row_settings in zip(newest, settings, strict=True)}
     return [replace(row, settings=by_run[row.record.run_id]) for row in rows]
 
 
@@ -163,7 +163,7 @@ def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the settings that are not the same in all runs, also of those that only some have."""
     irrelevant = {section.name for section in extensions.sections() if not section.affects_training}
     names = sorted({name for values in settings for name in values if name.partition(".")[0] not in irrelevant})
-    return [name for name in names if len({repr(each.get(name)) for each in settings}) > 1]
+    return [name for name in names if len({repr(row_settings.get(name)) for row_settings in settings}) > 1]
 
 
 def _check_known(name: str, known: list[str], option: str, rows: list[Row]) -> None:
@@ -181,9 +181,9 @@ def _check_known(name: str, known: list[str], option: str, rows: list[Row]) -> N
     )
 
 
-def _holds(value: object, compare: Callable[[Any, Any], bool], wanted: object) -> bool:
+def _holds(value: object, compare: Callable[[Any, Any], bool], operand: object) -> bool:
     try:
-        return value is not None and compare(value, wanted)
+        return value is not None and compare(value, operand)
     except TypeError:  # a number and a text
         return False
 

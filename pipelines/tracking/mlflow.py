@@ -256,17 +256,17 @@ class Mlflow:
     def _new(self, points: Sequence[Point]) -> list[Point]:
         """Return the points after the server's last one; a value that has changed at its step counts as new."""
         before = (-1, 0.0)
-        found = [(point, self._latest.get(_valid(point.name), before)) for point in points]
+        compared = [(point, self._latest.get(_valid(point.name), before)) for point in points]
         return [
             point
-            for point, (step, value) in found
+            for point, (step, value) in compared
             if point.step > step or (point.step == step and point.value != value)
         ]
 
     def _log(self, points: Sequence[Point]) -> None:
         for some in _batches(points, MAX_METRICS):
-            self._post_batch(metrics=[each.as_json() for each in some])
-            self._latest |= {_valid(each.name): (each.step, each.value) for each in some}
+            self._post_batch(metrics=[point.as_json() for point in some])
+            self._latest |= {_valid(point.name): (point.step, point.value) for point in some}
 
     def _upload(self, file: Path) -> None:
         """Upload an artifact through the server.

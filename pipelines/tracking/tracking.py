@@ -132,21 +132,21 @@ def send_study(config: RunConfig, study: str, tracker: Mlflow, deadline: float =
     Raises:
         UserError: The tracker failed.
     """
-    found = runs_of(study)
-    best = next((record for _, record in found if record.part and record.part.first == "evaluate"), None)
+    study_runs = runs_of(study)
+    best = next((record for _, record in study_runs if record.part and record.part.first == "evaluate"), None)
     tracker.send(of_study(config, study, best.status if best else "cancelled", best), deadline)
-    for folder, record in found:
+    for folder, record in study_runs:
         tracker_of(config).send(of_run(folder, load(folder.configuration_file), record), deadline)
 
 
 def runs_of(study: str) -> list[tuple[RunFolder, RunRecord]]:
     """Return the runs of a search, newest first."""
-    found = []
+    study_runs = []
     for folder in runs.folders():
         with contextlib.suppress(UserError):  # its record cannot be read
             if (record := folder.read()).study == study:
-                found.append((folder, record))
-    return found
+                study_runs.append((folder, record))
+    return study_runs
 
 
 @contextlib.contextmanager
