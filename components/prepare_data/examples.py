@@ -82,11 +82,13 @@ def refuse(problems: Sequence[Problem]) -> None:
     if not problems:
         return
     options = [
-        f"--set {shlex.quote(f'{each.setting}={each.accepting}')}" for each in problems if each.accepting is not None
+        f"--set {shlex.quote(f'{problem.setting}={problem.accepting}')}"
+        for problem in problems
+        if problem.accepting is not None
     ]
-    fix = "; or ".join([*([" ".join(options)] if options else []), *(each.otherwise for each in problems)])
-    first, *others = problems
-    if not others:
+    fix = "; or ".join([*([" ".join(options)] if options else []), *(problem.otherwise for problem in problems)])
+    first, *remaining = problems
+    if not remaining:
         raise UserError(first.message, setting=first.setting, value=first.value, allowed=first.allowed, fix=fix)
-    listed = "".join(f"\n  {each.message}" for each in problems)
+    listed = "".join(f"\n  {problem.message}" for problem in problems)
     raise UserError(f"The source has {len(problems)} problems:{listed}", fix=fix)

@@ -138,11 +138,11 @@ def existing(uri: str) -> Prepared | None:
     """
     location, name, identity = uri.rsplit("/", 2)
     store = Store(location, name)
-    found = store.complete(identity)
-    if found is None:
+    manifest = store.complete(identity)
+    if manifest is None:
         return None
     logger.info("Using %s: the run began with this data set.", uri)
-    return Prepared(store.path(identity), uri, found, reused=True)
+    return Prepared(store.path(identity), uri, manifest, reused=True)
 
 
 def refuse_other(fingerprint: str, earlier: str | None) -> None:
@@ -174,10 +174,10 @@ def reusable(store: Store, target: Target, earlier: str | None) -> Prepared | No
     if fingerprint is None:
         return None
     refuse_other(fingerprint, earlier)
-    found = store.complete(identity(fingerprint))
-    if found is None:
+    manifest = store.complete(identity(fingerprint))
+    if manifest is None:
         return None
-    prepared = prepared_in(store, found, reused=True)
+    prepared = prepared_in(store, manifest, reused=True)
     logger.info("Reusing %s: the source and the settings are unchanged.", prepared.uri)
     return prepared
 
@@ -193,24 +193,24 @@ def same_content(store: Store, target: Target, reader: SetWriter, item: str) -> 
     """
     known = store.listings.fingerprints(target)
     alike = [store.complete(identity(fingerprint)) for fingerprint in set(known.values())]
-    if target.listing in known or reader.groups_images or all(found is None or found.skipped_count for found in alike):
+    if target.listing in known or reader.groups_images or all(prior is None or prior.skipped_count for prior in alike):
         return None
     events.phase("comparing the source with the prepared data set")
     started = time.monotonic()
     fingerprint = target.fingerprint(reader.read(store.name))
-    found = store.complete(identity(fingerprint))
+    manifest = store.complete(identity(fingerprint))
     seconds, megabytes = time.monotonic() - started, target.listed.bytes / 1e6
-    said = (
+    message = (
         f"The {item}s have other modification times than before. Reading all {target.plan.examples():,} "
         f"({megabytes:,.1f} MB) took {seconds:.1f} s: "
     )
-    said += "they are the same, and the prepared data set is reused." if found else "their content has changed."
-    logger.info(said)
-    events.message(said)
-    if found is None:
+    message += "they are the same, and the prepared data set is reused." if manifest else "their content has changed."
+    logger.info(message)
+    events.message(message)
+    if manifest is None:
         return None
     store.listings.remember_fingerprint(target, fingerprint)
-    prepared = prepared_in(store, found, reused=True)
+    prepared = prepared_in(store, manifest, reused=True)
     logger.info("Reusing %s: the content of the source and the settings are unchanged.", prepared.uri)
     return prepared
 
@@ -247,19 +247,19 @@ def _list_parts(source: Source, settings: DataSettings, folder: Path, lister: Li
     parts = source.parts()
     if lister and source.files and len(parts) > 1:
         workers, store, folders = lister
-        found, spool = workers.list_parts(source, parts, settings, folder, store, folders)
-        return Listing(source, found, folder / "listing", settings, spool)
+        part_lists, spool = workers.list_parts(source, parts, settings, folder, store, folders)
+        return Listing(source, part_lists, folder / "listing", settings, spool)
     work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(work, worker_count(settings.workers)) as processes:
         listed = dict(processes.run(tasks))
-    found = [listed[number] for number in range(len(tasks))]
-    if not any(part.examples for part in found):
-        count = sum(part.ignored.unusable_count for part in found)
-        named = [each for part in found for each in part.ignored.unusable]
+    part_lists = [listed[number] for number in range(len(tasks))]
+    if not any(part.examples for part in part_lists):
+        count = sum(part.ignored.unusable_count for part in part_lists)
+        named = [issue for part in part_lists for issue in part.ignored.unusable]
         for problem in too_many(count, count, named, settings, source.item):
             raise source_error(settings.source, problem.message, fix=problem.otherwise)
-    return Listing(source, found, folder / "listing", settings)
+    return Listing(source, part_lists, folder / "listing", settings)
 
 
 def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:

@@ -117,8 +117,8 @@ def scan(settings: DataSettings) -> Scan:
 
 def _without(groups: list[list[bytes]], copies: set[str]) -> list[list[str]]:
     """Return groups of images that look the same without those whose bytes an earlier image has, too."""
-    found = ([name for key in group if (name := readable(key)) not in copies] for group in groups)
-    return [group for group in found if len(group) > 1]
+    remaining = ([name for key in group if (name := readable(key)) not in copies] for group in groups)
+    return [group for group in remaining if len(group) > 1]
 
 
 def find_copies(reader: Reader, examples: list[Example]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -74,38 +74,38 @@ def scan_table(path: Path, label: str | None) -> TableScan:
             f"{path} is no table.", setting="--table", value=str(path),
             allowed=f"a file whose name ends with {' or '.join(FORMATS)}",
         )  # fmt: skip
-    found = columns_of(path, ending)
-    formats = {name: column.written for name, column in found.items() if column.written}
+    columns = columns_of(path, ending)
+    formats = {name: column.written for name, column in columns.items() if column.written}
     if formats:
-        found = columns_of(path, ending, formats)
+        columns = columns_of(path, ending, formats)
     if label is None:
-        label = next((name for name in found if name in (*LABEL_COLUMNS, "target")), None)
-    if label not in found:
-        near = nearest(label, found) if label else None
+        label = next((name for name in columns if name in (*LABEL_COLUMNS, "target")), None)
+    if label not in columns:
+        near = nearest(label, columns) if label else None
         raise UserError(
             f"{path} has no column {label}." if label else f"Which column of {path} is to be predicted?",
             setting="--label",
             value=label,
-            allowed=", ".join(found),
+            allowed=", ".join(columns),
             nearest=near,
-            fix=f"--label {shlex.quote(near or list(found)[-1])}",
+            fix=f"--label {shlex.quote(near or list(columns)[-1])}",
         )
-    column = found[label]
+    column = columns[label]
     task = task_of(column)
     settings: dict[str, object] = {"source": f"{ending[1:]}:{path}", "label": label, "number_format": formats}
-    others = [name for name, other in found.items() if len(other.texts) > 1]
+    candidates = [name for name, other in columns.items() if len(other.texts) > 1]
     if task == "classification" and len(column.texts) == 1:
         raise UserError(
             f"The column {label} of {path} has one value, {column.texts[0]!r:.80}: there is nothing to predict.",
             setting="--label",
             value=label,
             allowed="a column with at least two different values",
-            fix=f"--label {shlex.quote(others[-1] if others else 'COLUMN')}",
+            fix=f"--label {shlex.quote(candidates[-1] if candidates else 'COLUMN')}",
         )
-    images = {name: other for name, other in found.items() if other.kind == Kind("image") and name != label}
+    images = {name: other for name, other in columns.items() if other.kind == Kind("image") and name != label}
     if images:
         but = (label, SPLIT_COLUMN, *images)
-        settings["inputs"] = [name for name, other in found.items() if not other.excluded and name not in but]
+        settings["inputs"] = [name for name, other in columns.items() if not other.excluded and name not in but]
         if not settings["inputs"]:
             raise UserError(
                 f"{path} has no column to learn from: {', '.join(images)} has paths of images.",

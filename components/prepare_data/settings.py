@@ -368,10 +368,10 @@ class DataSettings(Settings):
     @field_validator("resize")
     @classmethod
     def _same_when_read(
-        cls, value: ResizeSettings | Literal["original"] | None, others: ValidationInfo
+        cls, value: ResizeSettings | Literal["original"] | None, info: ValidationInfo
     ) -> ResizeSettings | Literal["original"] | None:
         """Refuse stored images that training would enlarge, or see otherwise than the exported model sees originals."""
-        size, mode = others.data.get("image_size"), others.data.get("resize_mode")
+        size, mode = info.data.get("image_size"), info.data.get("resize_mode")
         if not isinstance(value, ResizeSettings):
             return value
         if size and min(size) > value.size:
@@ -393,7 +393,7 @@ class DataSettings(Settings):
     @field_validator("missing_values", mode="before")
     @classmethod
     def _as_texts(cls, value: object) -> object:
-        return [text_of(each) for each in value] if isinstance(value, list) else value
+        return [text_of(marker) for marker in value] if isinstance(value, list) else value
 
     @field_validator("group_by")
     @classmethod
@@ -431,8 +431,8 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _decodes(self) -> DataSettings:
-        others = {"damaged": ("refuse", "warn"), "near_duplicates": ("group", "report and off")}
-        for name, (value, undecoded) in others.items():
+        decoding_settings = {"damaged": ("refuse", "warn"), "near_duplicates": ("group", "report and off")}
+        for name, (value, undecoded) in decoding_settings.items():
             if getattr(self, name) == value and self.check == "header" and self.explicit_resize is None:
                 raise UserError(
                     f"data.{name}={value} has no effect with data.check=header, which decodes no image.",

@@ -76,9 +76,9 @@ class ExampleKeys:
     def twice(self) -> tuple[bytes, int, int] | None:
         """Return the first of the shortest duplicate keys, with the first two numbers, or None."""
         rows = self._rows.execute("SELECT key, number FROM keys ORDER BY length(key), key, number")
-        for (one, number), (other, next_number) in itertools.pairwise(rows):
-            if one == other:
-                return one, number, next_number
+        for (key, number), (next_key, next_number) in itertools.pairwise(rows):
+            if key == next_key:
+                return key, number, next_number
         return None
 
     def add_digests(self, examples: Iterable[tuple[bytes, Iterable[Any]]]) -> None:
@@ -102,10 +102,10 @@ class ExampleKeys:
         several = self._several()
         with self._contents.open("rb") as file:
             while file.peek(1):
-                found = pickle.load(file)
-                is_equal = _are_in(several, [digest for digest, _ in found])
-                self._rows.executemany("INSERT INTO contents VALUES (?, ?)", itertools.compress(found, is_equal))
-                for digest, about in itertools.compress(found, ~is_equal):
+                entries = pickle.load(file)
+                is_equal = _are_in(several, [digest for digest, _ in entries])
+                self._rows.executemany("INSERT INTO contents VALUES (?, ?)", itertools.compress(entries, is_equal))
+                for digest, about in itertools.compress(entries, ~is_equal):
                     yield b"row " + digest.hex().encode(), marshal.loads(about)
         rows = self._rows.execute("SELECT digest, about FROM contents ORDER BY digest, about")
         for digest, equal in itertools.groupby(rows, key=lambda row: row[0]):
@@ -127,5 +127,5 @@ def _are_in(several: NDArray[np.uint64], digests: list[bytes]) -> NDArray[np.boo
 
     if not len(several):
         return np.zeros(len(digests), np.bool_)
-    found = np.frombuffer(b"".join(digests), np.uint64)
-    return several[np.searchsorted(several[:-1], found)] == found
+    hashes = np.frombuffer(b"".join(digests), np.uint64)
+    return several[np.searchsorted(several[:-1], hashes)] == hashes

@@ -124,7 +124,11 @@ class Workers(Generic[Task, Result]):
         """
         self._start(min(self._count, len(tasks)))
         waiting = iter(range(len(tasks)))
-        busy = {each: index for each in self._processes if (index := self._hand_out(each, tasks, waiting)) is not None}
+        busy = {
+            connection: index
+            for connection in self._processes
+            if (index := self._hand_out(connection, tasks, waiting)) is not None
+        }
         if busy and meanwhile:
             meanwhile()
         failed: tuple[int, BaseException] | None = None

@@ -99,7 +99,7 @@ class DataflowJob:
         self.jobs = DataflowJobs(dataclasses.replace(self.jobs.connection))
         with self._cancelling(self._id):
             # Without an id, the step ended while the job was created.
-            for job in [self._id] if self._id else [str(found["id"]) for found in self._active()]:
+            for job in [self._id] if self._id else [str(active_job["id"]) for active_job in self._active()]:
                 self.jobs.cancel(job, CANCEL_TRIES)
                 events.message(f"Cancelled the Dataflow job {job}.")
 
@@ -111,8 +111,8 @@ class DataflowJob:
         """
         adopted = False
         with self._refusing("list the Dataflow jobs", "dataflow.jobs.list"):
-            found = self.jobs.active(self.prefix)
-        for job in found:
+            active_jobs = self.jobs.active(self.prefix)
+        for job in active_jobs:
             if job["name"] != self.name:
                 events.message(
                     f"Cancelling the Dataflow job {job['id']} of an earlier attempt, which writes other data."
@@ -139,19 +139,19 @@ class DataflowJob:
             identity = submit(self.name)
         except Exception as error:
             # The response may be lost; a job of this name that is active is this one.
-            found = self._active_if_known()
+            active_jobs = self._active_if_known()
             self._is_submitting = False
-            if not found:
+            if not active_jobs:
                 raise self._refusal(error, "start the Dataflow job", "dataflow.jobs.create") from error
-            identity = str(found[0]["id"])
+            identity = str(active_jobs[0]["id"])
         self._record(identity, "was created")
         self._follow()
 
     def _record(self, identity: str, how: str) -> None:
         self._id, self._is_submitting = identity, False
-        said = f"The Dataflow job {identity} {how}: {self.jobs.console(identity)}"
-        logger.info(said)
-        events.message(said)
+        message = f"The Dataflow job {identity} {how}: {self.jobs.console(identity)}"
+        logger.info(message)
+        events.message(message)
 
     def _follow(self, *, adopted: bool = False) -> None:
         assert self._id is not None
@@ -187,16 +187,16 @@ class DataflowJob:
             return []
 
     @contextlib.contextmanager
-    def _refusing(self, what: str, needs: str) -> Iterator[None]:
+    def _refusing(self, action: str, needs: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            raise self._refusal(error, what, needs) from error
+            raise self._refusal(error, action, needs) from error
 
-    def _refusal(self, error: Exception, what: str, needs: str) -> UserError:
+    def _refusal(self, error: Exception, action: str, needs: str) -> UserError:
         connection = self.jobs.connection
         facts = {"project": connection.project, "region": connection.region}
-        return refusal(error, connection, what, needs, facts)
+        return refusal(error, connection, action, needs, facts)
 
     @contextlib.contextmanager
     def _cancelling(self, identity: str | None) -> Iterator[None]:
@@ -204,12 +204,12 @@ class DataflowJob:
         try:
             yield
         except Exception as error:
-            said = (
+            message = (
                 f"Could not cancel the Dataflow job {identity or self.name}: {message_of(error)}. To cancel it: "
                 f"{self.jobs.cancel_command(identity or 'ID')}"
             )
-            logger.error(said, exc_info=not is_answer(error))
-            events.message(said)
+            logger.error(message, exc_info=not is_answer(error))
+            events.message(message)
 
 
 class Follower:
@@ -251,18 +251,18 @@ class Follower:
             self._wait_for_reason()
         return self._state
 
-    def _attempt(self, what: str, read: Callable[[], None]) -> None:
+    def _attempt(self, resource: str, read: Callable[[], None]) -> None:
         """Read something; the job continues while Dataflow is unreachable, and without its messages or metrics."""
         try:
             read()
         except Exception as error:
-            if what == "state" and not is_transient(error):
+            if resource == "state" and not is_transient(error):
                 raise refusal(error, self._jobs.connection, "read the Dataflow job", "dataflow.jobs.get") from error
-            if what not in self._warned:
-                self._warned.add(what)
-                said = f"Could not read the Dataflow job's {what}, the job continues: {message_of(error)}"
-                logger.warning(said, exc_info=not is_answer(error))
-                events.message(said)
+            if resource not in self._warned:
+                self._warned.add(resource)
+                message = f"Could not read the Dataflow job's {resource}, the job continues: {message_of(error)}"
+                logger.warning(message, exc_info=not is_answer(error))
+                events.message(message)
 
     def _read_state(self) -> None:
         state = str(self._jobs.get(self._id).get("currentState", "JOB_STATE_UNKNOWN"))
@@ -323,25 +323,25 @@ class Follower:
         self._idle_since = None
         minutes = round(IDLE_SECONDS / 60)
         if not (self._workers or self._has_cores):
-            said = (
+            message = (
                 f"The Dataflow job has had no worker for {minutes} minutes: usually a quota (CPUs, IP addresses), a "
                 f"region without free machines, or a network without access. Its page has the reason: "
             )
         else:
-            said = (
+            message = (
                 f"The workers of the Dataflow job have written nothing for {minutes} minutes: usually an "
                 "sdk_container_image that cannot be pulled or does not start /opt/apache/beam/boot. The log of a "
                 "worker has the reason: "
             )
-        said += self._jobs.console(self._id)
-        logger.warning(said)
-        events.message(said)
+        message += self._jobs.console(self._id)
+        logger.warning(message)
+        events.message(message)
 
     def _report(self) -> None:
         workers = f", {self._workers} worker{'s' if self._workers > 1 else ''}" if self._workers else ""
-        said = f"Dataflow job {self._id}: {readable(self._state)}{workers}"
-        logger.info(said)
-        events.phase(said)
+        message = f"Dataflow job {self._id}: {readable(self._state)}{workers}"
+        logger.info(message)
+        events.phase(message)
 
     def _wait_for_reason(self) -> None:
         deadline = time.monotonic() + paced(LAST_MESSAGE_SECONDS)

@@ -167,7 +167,7 @@ def _import_runner(runner: str) -> None:
         raise UserError.unknown("runner", runner, known, setting="data.beam.runner")
     module, _, name = path.rpartition(".")
     try:
-        found = hasattr(importlib.import_module(module), name)
+        has_runner = hasattr(importlib.import_module(module), name)
     except ImportError as error:
         raise UserError(
             f"The runner cannot be imported: {error}.",
@@ -175,7 +175,7 @@ def _import_runner(runner: str) -> None:
             value=runner,
             fix="correct the name, or install the package",
         ) from None
-    if not found:
+    if not has_runner:
         raise UserError(f"The module {module} has no runner {name}.", setting="data.beam.runner", value=runner)
 
 

@@ -132,8 +132,8 @@ def _pipeline(beam: BeamSettings, work: Work[Task], tasks: Sequence[Task]) -> An
     file = _folder_of(tasks) / TASKS
     pipeline = apache_beam.Pipeline(options=options_of(beam))
     ranges = pipeline | "ranges" >> apache_beam.Create(_write_tasks(tasks, file)) | apache_beam.Reshuffle()
-    each = ranges | "tasks" >> apache_beam.FlatMap(functools.partial(_read_tasks, file))
-    spread = each | "spread" >> apache_beam.Reshuffle()
+    elements = ranges | "tasks" >> apache_beam.FlatMap(functools.partial(_read_tasks, file))
+    spread = elements | "spread" >> apache_beam.Reshuffle()
     spread | "work" >> apache_beam.Map(functools.partial(_run_task, work))
     return pipeline
 
@@ -143,8 +143,8 @@ def _write_tasks(tasks: Sequence[Task], file: Path) -> list[tuple[int, int]]:
 
     The pipeline itself must not grow with the number of tasks, for which services have limits.
     """
-    each = -(-len(tasks) // MAX_RANGES)
-    pickled = [pickle.dumps(list(tasks[start : start + each])) for start in range(0, len(tasks), each)]
+    range_size = -(-len(tasks) // MAX_RANGES)
+    pickled = [pickle.dumps(list(tasks[start : start + range_size])) for start in range(0, len(tasks), range_size)]
     parts = [hashlib.sha256(data).digest() + data for data in pickled]
     file.write_bytes(b"".join(parts))
     starts = itertools.accumulate(map(len, parts), initial=0)

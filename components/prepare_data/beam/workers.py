@@ -130,9 +130,9 @@ class BeamLister:
         Raises:
             UserError: A part cannot be listed: the first such part's error. Or the job failed.
         """
-        with contextlib.ExitStack() as own:
+        with contextlib.ExitStack() as stack:
             work = self.store.work_folder(_identity(source, parts, settings), beside=needs_bucket(self.beam))
-            shared = own.enter_context(work)
+            shared = stack.enter_context(work)
             tasks = [ListTask(part, shared / f"part-{number:06d}.result") for number, part in enumerate(parts)]
             names = names_in(shared)
             missing = [task for task in tasks if task.result.name not in names]
@@ -144,9 +144,9 @@ class BeamLister:
                 progress.advance(len(missing) - counted)
             events.phase("merging the lists")
             with ThreadPoolExecutor(buckets.THREADS) as threads:
-                found = [*threads.map(functools.partial(_fetched, folder), tasks)]
-            self.folders.enter_context(own.pop_all())
-            return found, shared
+                part_lists = [*threads.map(functools.partial(_fetched, folder), tasks)]
+            self.folders.enter_context(stack.pop_all())
+            return part_lists, shared
 
 
 def list_to_store(
@@ -173,6 +173,6 @@ def _identity(source: Source, parts: Sequence[Part], settings: DataSettings) -> 
     """Return a name for the lists of a source, for which it need not be read."""
     files = [(str(path), (about := path.stat()).st_size, about.st_mtime_ns) for path in source.files]
     inputs = [(name, str(kind)) for name, kind in source.inputs.items()]
-    own = settings.model_dump_json(exclude={"store", "workers", "beam"})
-    about_all = repr((FORMAT, source.task, files, parts, own, source.features, inputs))
+    settings_json = settings.model_dump_json(exclude={"store", "workers", "beam"})
+    about_all = repr((FORMAT, source.task, files, parts, settings_json, source.features, inputs))
     return hashlib.sha256(about_all.encode()).hexdigest()[:IDENTITY_DIGITS]

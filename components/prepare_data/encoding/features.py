@@ -64,14 +64,14 @@ class Kind:
         Raises:
             ValueError: The text is not a kind.
         """
-        found = PATTERN.match(text.replace(" ", ""))
-        if found is None:
+        match = PATTERN.match(text.replace(" ", ""))
+        if match is None:
             raise ValueError(f"there is no kind of feature {text!r}")
-        shape = tuple(int(size) for size in found[2].split(",")) if found[2] else ()
+        shape = tuple(int(size) for size in match[2].split(",")) if match[2] else ()
         is_list = "[" in text and not shape
-        if (shape and (found[1] not in ("integer", "number") or 0 in shape)) or (is_list and found[1] in TEXTS[1:]):
+        if (shape and (match[1] not in ("integer", "number") or 0 in shape)) or (is_list and match[1] in TEXTS[1:]):
             raise ValueError(f"the kind of feature {text!r} has an invalid shape")
-        return cls(found[1], is_list=is_list, shape=shape)
+        return cls(match[1], is_list=is_list, shape=shape)
 
     @classmethod
     def of(cls, value: object) -> Kind:
@@ -101,10 +101,10 @@ class Kind:
     @property
     def description(self) -> JsonObject:
         """The kind in the format of `features.json`."""
-        one = self._one()
+        single = self._one()
         if not self.is_list:
-            return one
-        return {"pythonClassName": f"{CLASS}sequence_feature.Sequence", "sequence": {"feature": one, "length": "-1"}}
+            return single
+        return {"pythonClassName": f"{CLASS}sequence_feature.Sequence", "sequence": {"feature": single, "length": "-1"}}
 
     def _one(self) -> JsonObject:
         if self.name in TEXTS:
@@ -132,12 +132,12 @@ class Kind:
             return parts_of(text) if self.is_list else text
         read = int if self.name == "integer" else float
         try:
-            found = [read(part) for part in parts_of(text)]
+            parsed = [read(part) for part in parts_of(text)]
         except ValueError:
             raise Unusable(f"{text!r} is not a valid {self}") from None
         if self.name == "bounding_box":
-            return _in_fours(found, text) if self.is_list else found
-        return found if self.is_list or self.shape else found[0] if len(found) == 1 else found
+            return _in_fours(parsed, text) if self.is_list else parsed
+        return parsed if self.is_list or self.shape else parsed[0] if len(parsed) == 1 else parsed
 
     def encode(self, value: object) -> bytes:
         """Encode a value as a tf.train.Feature. An image is passed as encoded bytes.
@@ -146,14 +146,14 @@ class Kind:
             Unusable: The value is not of this kind.
         """
         value = _plain(value)
-        found = list(_flat(value)) if self.is_list or self.shape or self.name == "bounding_box" else [value]
-        if self.shape and len(found) != math.prod(self.shape):
-            raise Unusable(f"{_short(value)} has {len(found)} values; {self} has {math.prod(self.shape)}")
+        values = list(_flat(value)) if self.is_list or self.shape or self.name == "bounding_box" else [value]
+        if self.shape and len(values) != math.prod(self.shape):
+            raise Unusable(f"{_short(value)} has {len(values)} values; {self} has {math.prod(self.shape)}")
         if self.name in (*TEXTS, "image"):
-            return bytes_feature(self._bytes(part) for part in found)
+            return bytes_feature(self._bytes(part) for part in values)
         if self.name == "integer":
-            return integer_feature(self._integer(part) for part in found)
-        numbers_found = [self._number(part) for part in found]
+            return integer_feature(self._integer(part) for part in values)
+        numbers_found = [self._number(part) for part in values]
         if self.name == "bounding_box":
             _check_boxes(numbers_found, self.is_list, value)
         return float_feature(numbers_found)
@@ -211,16 +211,16 @@ def _flat(value: object) -> Iterator[object]:
         yield value
 
 
-def _in_fours(found: list[float], text: str) -> list[list[float]]:
-    if len(found) % BOX:
+def _in_fours(coordinates: list[float], text: str) -> list[list[float]]:
+    if len(coordinates) % BOX:
         raise Unusable(f"{text!r} is not a list of bounding boxes: a box has four numbers")
-    return [found[start : start + BOX] for start in range(0, len(found), BOX)]
+    return [coordinates[start : start + BOX] for start in range(0, len(coordinates), BOX)]
 
 
-def _check_boxes(found: list[float], several: bool, value: object) -> None:
-    if len(found) % BOX or (not several and len(found) != BOX):
+def _check_boxes(coordinates: list[float], several: bool, value: object) -> None:
+    if len(coordinates) % BOX or (not several and len(coordinates) != BOX):
         raise Unusable(f"{_short(value)} is not a bounding box: a box has four numbers")
-    for ymin, xmin, ymax, xmax in zip(*(iter(found),) * BOX, strict=True):
+    for ymin, xmin, ymax, xmax in zip(*(iter(coordinates),) * BOX, strict=True):
         if not (0 <= ymin <= ymax <= 1 and 0 <= xmin <= xmax <= 1):
             raise Unusable(
                 f"{_short([ymin, xmin, ymax, xmax])} is not a bounding box: ymin, xmin, ymax, xmax must be from "

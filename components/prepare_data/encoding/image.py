@@ -200,21 +200,21 @@ def other_header(data: bytes) -> ImageInfo:
     Raises:
         Unusable: The format is unknown, or the header is not valid.
     """
-    found = images.format_of(data)
-    if found is None:
+    format_name = images.format_of(data)
+    if format_name is None:
         raise Unusable(images.no_format(data))
     try:
         image = images.opened(data)
         encoding = images.encoding_of(image, data)
         # Pillow itself turns images of TIFF and HEIC upright.
-        orientation = image.getexif().get(images.EXIF_ORIENTATION, 1) if found in ("webp", "avif") else 1
+        orientation = image.getexif().get(images.EXIF_ORIENTATION, 1) if format_name in ("webp", "avif") else 1
     except images.BadImage as reason:
         raise Unusable(str(reason)) from None
     except Exception as error:  # of damaged metadata
         raise Unusable(f"its metadata cannot be read: {error}") from None
     gray = image.mode in images.GRAY_MODES
     orientation = orientation if orientation in images.ORIENTATIONS else 1
-    return ImageInfo(encoding, image.height, image.width, gray, orientation, format=found)
+    return ImageInfo(encoding, image.height, image.width, gray, orientation, format=format_name)
 
 
 def png_header(data: bytes) -> ImageInfo:
@@ -278,7 +278,7 @@ def decode(data: bytes, info: ImageInfo, see: See | None = None) -> str:
             see(image, 1)
         return ""
     if info.encoding == "jpeg":
-        scale = next(each for each in JPEG_SCALES if not see or min(info.height, info.width) >= each * LEAST_SIDE)
+        scale = next(factor for factor in JPEG_SCALES if not see or min(info.height, info.width) >= factor * LEAST_SIDE)
         pixels, damage = decode_jpeg(data, info, "GRAY", scale)
         if see and pixels is not None:
             see(as_image(pixels), info.orientation)

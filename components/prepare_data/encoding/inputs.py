@@ -122,8 +122,8 @@ class InputStatistics:
         if not self.count:
             self.sums, self.squares = [0] * len(other.sums), [0] * len(other.squares)
         self.count += other.count
-        self.sums = [one + two for one, two in zip(self.sums, other.sums, strict=True)]
-        self.squares = [one + two for one, two in zip(self.squares, other.squares, strict=True)]
+        self.sums = [value + other_value for value, other_value in zip(self.sums, other.sums, strict=True)]
+        self.squares = [value + other_value for value, other_value in zip(self.squares, other.squares, strict=True)]
         if other.minimum is not None and other.maximum is not None:
             self._extend(other.minimum, other.maximum)
         for text, count in other.categories.items():
@@ -159,19 +159,19 @@ def combine_statistics(shards: Iterable[Statistics]) -> Statistics:
     """
     result: Statistics = {}
     for shard in shards:
-        for name, found in shard.items():
-            result.setdefault(name, InputStatistics()).merge(found)
+        for name, input_statistics in shard.items():
+            result.setdefault(name, InputStatistics()).merge(input_statistics)
             check_categories(name, result[name])
     return result
 
 
-def check_categories(name: str, found: InputStatistics) -> None:
+def check_categories(name: str, statistics: InputStatistics) -> None:
     """Refuse an input with too many categories.
 
     Raises:
         UserError: It has more than `MAX_CATEGORIES`.
     """
-    if len(found.categories) > MAX_CATEGORIES and not found.lengths:
+    if len(statistics.categories) > MAX_CATEGORIES and not statistics.lengths:
         raise UserError(
             f"The input {name} has more than {MAX_CATEGORIES:,} different categories.",
             setting="data.inputs",
@@ -201,9 +201,9 @@ class InputCounter:
             Unusable: An input is missing, not of its kind, not finite, or negative although an integer.
             UserError: An input has too many categories.
         """
-        found = dict(features)
-        given = [(name, kind, self._values(name, kind, found.get(key))) for name, key, kind in self._kinds]
-        for name, kind, value in given:
+        by_name = dict(features)
+        inputs = [(name, kind, self._values(name, kind, by_name.get(key))) for name, key, kind in self._kinds]
+        for name, kind, value in inputs:
             self._count(name, kind, value, 1)
 
     def _count(self, name: str, kind: Kind, value: Values, examples: int) -> None:
@@ -258,19 +258,19 @@ class InputCounter:
 
     def _values(self, name: str, kind: Kind, feature: bytes | None) -> Values:
         """Return the values of an input; none if its number is missing."""
-        found = values(feature) if feature is not None else []
+        parsed = values(feature) if feature is not None else []
         needed = elements(kind)
-        if len(found) != needed:
-            raise Unusable(f"it has {len(found) or 'no'} values of {name}; {kind} has {needed}" if found or needed > 1
+        if len(parsed) != needed:
+            raise Unusable(f"it has {len(parsed) or 'no'} values of {name}; {kind} has {needed}" if parsed or needed > 1
                            else f"it has no {name}")  # fmt: skip
-        for value in found:
+        for value in parsed:
             if name in self._gaps and isinstance(value, float) and math.isnan(value):
                 return []
             if problem := _problem(kind, value):
                 raise Unusable(
                     f"its {name}: {readable(value[:MAX_SHOWN]) if isinstance(value, bytes) else value} {problem}"
                 )
-        return found
+        return parsed
 
 
 def _are_unusable(column: NDArray[np.float32], *, gaps: bool) -> bool:
@@ -309,8 +309,8 @@ def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
     total = square = 0
     for start in range(0, len(column), ADDED):
         for part in _of_similar_size(column[start : start + ADDED].astype(np.float64)):
-            one, two = _exact_sums(part)
-            total, square = total + one, square + two
+            part_sum, part_square = _exact_sums(part)
+            total, square = total + part_sum, square + part_square
     return InputStatistics(
         count=len(column),
         missing=missing,
@@ -381,9 +381,9 @@ def elements(kind: Kind) -> int:
 
 def kind_of(text: str) -> Kind | None:
     """Return the kind of a feature as an input, from its description; None if it cannot be an input."""
-    found = re.fullmatch(r"(\w+)((?:\[.*\])?)", text)
+    match = re.fullmatch(r"(\w+)((?:\[.*\])?)", text)
     try:
-        kind = Kind.parse(SAME_AS.get(found[1], found[1]) + found[2]) if found else None
+        kind = Kind.parse(SAME_AS.get(match[1], match[1]) + match[2]) if match else None
     except ValueError:
         return None
     return None if kind is None or kind.is_list else kind
@@ -416,16 +416,16 @@ def choose_inputs(
                 fix="name the image with data.image, or set the kinds of features: --set data.features.NAME=KIND",
             )
         return {stored_name(name): kind for name, kind in chosen.items()}
-    own = (image, "image") if image else ()
+    image_names = (image, "image") if image else ()
     for name in names:
-        if name in own or name in possible:
+        if name in image_names or name in possible:
             continue
         if name in features:
             sized = features[name].replace("[]", "[SIZE]")
             known_size = re.fullmatch(r"(number|integer)\[\]", features[name])
             fix = f"--set 'data.features.{name}={sized}', if all have the same SIZE" if known_size else None
             raise _mistake(settings, f"The feature {name} cannot be an input: its kind is {features[name]}.", fix=fix)
-        known = [*own[:1], *possible]
+        known = [*image_names[:1], *possible]
         is_label = name == (settings.label or "label")
         raise _mistake(
             settings,
@@ -435,12 +435,12 @@ def choose_inputs(
             allowed=", ".join(known),
             near=None if is_label else nearest(name, known),
         )
-    if image and not set(own) & set(names):
+    if image and not set(image_names) & set(names):
         raise _mistake(
             settings, "The source has images, but data.inputs does not name them.",
             fix=f"--set 'data.inputs=[{', '.join([image, *names])}]'",
         )  # fmt: skip
-    return {stored_name(name): possible[name] for name in names if name not in own}
+    return {stored_name(name): possible[name] for name in names if name not in image_names}
 
 
 def _mistake(
@@ -474,9 +474,9 @@ def as_input(
     """
     if kind.name == "image":
         if settings.image_size is None and len(everything.sizes) > 1:
-            one, other = (f"{height}x{width}" for height, width in everything.sizes)
+            first_size, other_size = (f"{height}x{width}" for height, width in everything.sizes)
             raise UserError(
-                f"The images of {name} have several sizes: {one} and {other} (height x width).",
+                f"The images of {name} have several sizes: {first_size} and {other_size} (height x width).",
                 setting="data.image_size",
                 allowed="the [height, width] to which all images are resized",
                 fix="--set 'data.image_size=[{}, {}]', or another size".format(*everything.sizes[0]),
@@ -501,7 +501,7 @@ def as_input(
         kind="date" if kind.is_date else "number",
         shape=shape,
         mean=tuple(train.means) or (0.0,),  # none, if all are missing
-        deviation=tuple(found or 1.0 for found in train.deviations) or (1.0,),
+        deviation=tuple(deviation or 1.0 for deviation in train.deviations) or (1.0,),
         nullable=nullable,
         order=kind.order,
     )
@@ -527,7 +527,7 @@ def _entries_of_word(counts: Mapping[str, int], vocabulary: Collection[str]) -> 
     return Fraction(sum(count * max(1, len(divided(word, vocabulary))) for word, count in counts.items()), total or 1)
 
 
-def _check_dates(name: str, kind: Kind, found: InputStatistics, settings: DataSettings) -> None:
+def _check_dates(name: str, kind: Kind, stats: InputStatistics, settings: DataSettings) -> None:
     """Refuse a column of which most texts are no dates, or which has gaps although data.missing refuses them.
 
     Raises:
@@ -535,18 +535,18 @@ def _check_dates(name: str, kind: Kind, found: InputStatistics, settings: DataSe
     """
     written = {"y": "year", "m": "month", "d": "day"}
     parts = "-".join(written[part] for part in kind.order)
-    if found.missing > found.count:
+    if stats.missing > stats.count:
         raise UserError(
-            f"Only {found.count:,} of {found.count + found.missing:,} texts of {name} are dates in the order {parts}.",
+            f"Only {stats.count:,} of {stats.count + stats.missing:,} texts of {name} are dates in the order {parts}.",
             setting=f"data.features.{name}",
             value=str(kind),
             allowed="date (2026-11-25), date_dmy (25.11.2026), date_mdy (11/25/2026), each also with a time; text; "
             "category",
             fix=f"--set data.features.{name}=category",
         )
-    if found.missing and not settings.has_gaps:
+    if stats.missing and not settings.has_gaps:
         raise UserError(
-            f"{found.missing:,} dates of {name} are missing.",
+            f"{stats.missing:,} dates of {name} are missing.",
             setting="data.missing",
             value=settings.missing,
             fix="--set data.missing=mean",

@@ -110,9 +110,9 @@ def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
     """
     if len(feature) == len(ONE_NUMBER) + NUMBER.size and feature.startswith(ONE_NUMBER):
         return [*NUMBER.unpack_from(feature, len(ONE_NUMBER))]
-    found = _parsed("Feature", feature)
-    kind = found.WhichOneof("kind")
-    return list(getattr(found, kind).value) if kind else []
+    message = _parsed("Feature", feature)
+    kind = message.WhichOneof("kind")
+    return list(getattr(message, kind).value) if kind else []
 
 
 def _parsed(name: str, message: bytes) -> Any:
@@ -145,7 +145,7 @@ def all_values(features: Sequence[bytes]) -> list[bytes | float | int]:
 
     joined = b"".join(features)
     if len(joined) == (len(ONE_NUMBER) + NUMBER.size) * len(features):
-        found = np.frombuffer(joined, [("start", f"V{len(ONE_NUMBER)}"), ("number", "<f4")])
-        if (found["start"] == np.void(ONE_NUMBER)).all():
-            return list(found["number"].tolist())
+        entries = np.frombuffer(joined, [("start", f"V{len(ONE_NUMBER)}"), ("number", "<f4")])
+        if (entries["start"] == np.void(ONE_NUMBER)).all():
+            return list(entries["number"].tolist())
     return [value for feature in features for value in values(feature)]

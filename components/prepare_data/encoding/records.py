@@ -108,12 +108,12 @@ class RecordEncoder:
             label: The class; None if the additional features have the label.
             additional: The additional features.
         """
-        own = [(b"key", bytes_feature([key]))]
+        features = [(b"key", bytes_feature([key]))]
         if image is not None:
-            own.append((b"image", bytes_feature([image])))
+            features.append((b"image", bytes_feature([image])))
         if label is not None:
-            own.append((b"label", integer_feature([label])))
-        message = example((*own, *additional))
+            features.append((b"label", integer_feature([label])))
+        message = example((*features, *additional))
         length = LENGTH.pack(len(message))
         checksums = (CHECKSUM.pack(masked_crc32c(part)) for part in (length, message))
         return b"".join((length, next(checksums), message, next(checksums)))
@@ -143,10 +143,10 @@ def read_records(file: BinaryIO, offset: int = 0) -> Iterator[bytes]:
     Raises:
         DamagedRecord: The file is truncated or a checksum is wrong.
     """
-    for found in scan(file, offset):
-        if found.reason is not None:
-            raise DamagedRecord(found.reason)
-        yield found.message
+    for record in scan(file, offset):
+        if record.reason is not None:
+            raise DamagedRecord(record.reason)
+        yield record.message
 
 
 class Found(NamedTuple):
@@ -227,14 +227,14 @@ def read_columns(
     for piece in _pieces(shards, count, most, verified=True):
         located, is_alike = _located(piece)
         octets = np.frombuffer(piece.data, np.uint8)
-        others = [(index, features_of(piece.message(index))) for index in np.flatnonzero(~is_alike).tolist()]
-        for name, found in columns.items():
+        irregular = [(index, features_of(piece.message(index))) for index in np.flatnonzero(~is_alike).tolist()]
+        for name, column in columns.items():
             key = name.encode()
             _, starts = _varints(octets, located[key].names + len(_name_of(key) + TWO))
             features = piece.slices(starts, located[key].ends)
-            for index, parsed in others:
+            for index, parsed in irregular:
                 features[index] = parsed[key]
-            found += features
+            column += features
     return columns
 
 

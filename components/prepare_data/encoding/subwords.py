@@ -62,31 +62,31 @@ def learn(counts: Mapping[str, int], size: int) -> list[str]:
             for after in itertools.pairwise(merged):
                 changed[after] += count
                 having[after].add(number)
-        for each, more in changed.items():
-            pairs[each] += more
-            if more and pairs[each] >= FEWEST_OF_ENTRY:
-                heapq.heappush(frequent, (-pairs[each], each))
+        for neighbors, more in changed.items():
+            pairs[neighbors] += more
+            if more and pairs[neighbors] >= FEWEST_OF_ENTRY:
+                heapq.heappush(frequent, (-pairs[neighbors], neighbors))
     left = _counts(words)
     return [entry for entry, _ in by_frequency({entry: left[entry] for entry in entries})]
 
 
 def _counts(words: Iterable[tuple[list[str], int]]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for parts, count in words:
         for part in parts:
-            found[part] += count
-    return found
+            counts[part] += count
+    return counts
 
 
 def _merged(parts: list[str], pair: tuple[str, str], merged: str) -> list[str]:
     """Return the parts of a word with one instead of each two neighbors that are the pair."""
-    found: list[str] = []
+    new_parts: list[str] = []
     for part in parts:
-        if found and (found[-1], part) == pair:
-            found[-1] = merged
+        if new_parts and (new_parts[-1], part) == pair:
+            new_parts[-1] = merged
         else:
-            found.append(part)
-    return found
+            new_parts.append(part)
+    return new_parts
 
 
 def read_vocabulary(file: str) -> list[str]:

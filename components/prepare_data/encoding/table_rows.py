@@ -114,14 +114,14 @@ class RowSpool:
 
     def add(self, rows: int, numbers: Mapping[str, NDArray[np.float64]], coded: Mapping[str, Coded]) -> int:
         """Append rows; return the number of the first one."""
-        found = np.empty(rows, self._layout.row)
+        entries = np.empty(rows, self._layout.row)
         with np.errstate(over="ignore"):
             for position, name in enumerate(self._layout.numbers):
-                found["numbers"][:, position] = numbers[name]
+                entries["numbers"][:, position] = numbers[name]
         for position, name in enumerate(self._layout.coded):
             places = np.array([*map(self._place, coded[name].features)], POSITION)
-            found["coded"][:, position] = places[coded[name].rows]
-        self._file.write(found.tobytes())
+            entries["coded"][:, position] = places[coded[name].rows]
+        self._file.write(entries.tobytes())
         self._rows += rows
         return self._rows - rows
 
@@ -148,17 +148,17 @@ class RowFile:
 
     def rows(self, numbers: NDArray[np.int64]) -> Rows:
         """Return the rows with these numbers."""
-        found = np.empty(len(numbers), self._layout.row)
+        entries = np.empty(len(numbers), self._layout.row)
         parts, index = numbers >> PART_SHIFT, numbers & PART_MASK
         for part in np.unique(parts).tolist():
             of_part = np.flatnonzero(parts == part)
             for start in range(0, len(of_part), ROWS_TAKEN):
                 taken = of_part[start : start + ROWS_TAKEN]
-                found[taken] = self._rows[part][index[taken]]
+                entries[taken] = self._rows[part][index[taken]]
                 if self._is_large:  # the rows are anywhere in it: in the end, all of it would be in memory
                     self._maps[part].madvise(mmap.MADV_DONTNEED)
-        coded = {name: self._coded(found["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
-        return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(found["numbers"].T), strict=True)), coded)
+        coded = {name: self._coded(entries["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
+        return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(entries["numbers"].T), strict=True)), coded)
 
     def features(self, number: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield the features of a row: names and serialized Features."""
@@ -169,8 +169,8 @@ class RowFile:
             yield name.encode(), self._feature(position)
 
     def _coded(self, places: NDArray[np.uint64]) -> Coded:
-        found = pyarrow.array(places).dictionary_encode()
-        return Coded([*map(self._feature, found.dictionary.to_pylist())], found.indices.to_numpy())
+        encoded = pyarrow.array(places).dictionary_encode()
+        return Coded([*map(self._feature, encoded.dictionary.to_pylist())], encoded.indices.to_numpy())
 
     def _feature(self, place: int) -> bytes:
         features, start = self._features[place >> PART_SHIFT], place & PART_MASK
@@ -214,8 +214,8 @@ def key_lines(digests: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Return the keys of rows without copies, one a line."""
     keys = np.empty((len(digests), KEY_BYTES), np.uint8)
     keys[:, : len(KEY_PREFIX)] = np.frombuffer(KEY_PREFIX, np.uint8)
-    found = digests.astype(">u8").view(np.uint8).reshape(-1, 8)
-    keys[:, len(KEY_PREFIX) :] = HEX[found].view(np.uint8).reshape(-1, 16)
+    digest_bytes = digests.astype(">u8").view(np.uint8).reshape(-1, 8)
+    keys[:, len(KEY_PREFIX) :] = HEX[digest_bytes].view(np.uint8).reshape(-1, 16)
     return keys
 
 
@@ -258,9 +258,9 @@ def _framed(features: NDArray[np.void] | pyarrow.BinaryArray) -> Records:
     lengths = [LENGTH.pack(size + len(start)) for size, start in zip(sizes.tolist(), starts, strict=True)]
     frames = [length + CHECKSUM.pack(masked_crc32c(length)) for length in lengths]
     masked = ((crcs >> 15 | crcs << 17) + MASK_DELTA).astype("<u4")
-    found = _joined([_spread(frames, index), messages, masked], len(features))
-    data = found.tobytes() if isinstance(found, np.ndarray) else _content(found)
-    return Records(data, _lengths(found))
+    framed = _joined([_spread(frames, index), messages, masked], len(features))
+    data = framed.tobytes() if isinstance(framed, np.ndarray) else _content(framed)
+    return Records(data, _lengths(framed))
 
 
 def _key_entry(keys: Sequence[bytes]) -> list[Part]:
@@ -289,8 +289,8 @@ def _joined(parts: Sequence[Part], rows: int) -> NDArray[np.void] | pyarrow.Bina
     """Return the parts of each row one after the other."""
     merged: list[NDArray[np.void] | pyarrow.BinaryArray] = []
     for is_text, run in itertools.groupby(parts, key=lambda part: isinstance(part, pyarrow.BinaryArray)):
-        found = list(run)
-        merged += found if is_text else [_filled(found, rows)]
+        run_parts = list(run)
+        merged += run_parts if is_text else [_filled(run_parts, rows)]
     if len(merged) == 1:
         return merged[0]
     texts = [part if isinstance(part, pyarrow.BinaryArray) else _as_texts(part) for part in merged]
@@ -315,8 +315,8 @@ def _as_texts(lines: NDArray[np.void]) -> pyarrow.BinaryArray:
     return pyarrow.Array.from_buffers(pyarrow.binary(), len(lines), buffers)
 
 
-def _texts(found: NDArray[np.void] | pyarrow.BinaryArray) -> list[bytes]:
-    return found.tolist() if isinstance(found, np.ndarray) else found.to_pylist()
+def _texts(column: NDArray[np.void] | pyarrow.BinaryArray) -> list[bytes]:
+    return column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
 
 
 def _content(texts: pyarrow.BinaryArray) -> bytes:
@@ -324,8 +324,8 @@ def _content(texts: pyarrow.BinaryArray) -> bytes:
     return bytes(memoryview(texts.buffers()[2])[offsets[0] : offsets[len(texts)]])
 
 
-def _lengths(found: NDArray[np.void] | pyarrow.BinaryArray) -> NDArray[np.int64]:
-    if isinstance(found, np.ndarray):
-        return np.full(len(found), found.itemsize, np.int64)
-    lengths: NDArray[np.int64] = pyarrow.compute.binary_length(found).to_numpy().astype(np.int64)
+def _lengths(column: NDArray[np.void] | pyarrow.BinaryArray) -> NDArray[np.int64]:
+    if isinstance(column, np.ndarray):
+        return np.full(len(column), column.itemsize, np.int64)
+    lengths: NDArray[np.int64] = pyarrow.compute.binary_length(column).to_numpy().astype(np.int64)
     return lengths

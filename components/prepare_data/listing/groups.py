@@ -46,8 +46,8 @@ def bundle_in(pattern: str, key: bytes, value: bytes = b"") -> bytes:  # noqa: A
     Raises:
         UserError: The pattern does not match the key.
     """
-    found = re.search(pattern, key.decode("utf-8", "surrogateescape"))
-    if found is None or found[1] is None:
+    match = re.search(pattern, key.decode("utf-8", "surrogateescape"))
+    if match is None or match[1] is None:
         raise UserError(
             f"data.group_by does not match {readable(key)}.",
             setting="data.group_by",
@@ -55,7 +55,7 @@ def bundle_in(pattern: str, key: bytes, value: bytes = b"") -> bytes:  # noqa: A
             allowed="a regular expression that matches the key of every example",
             fix="change the pattern, or rename the file",
         )
-    return found[1].encode("utf-8", "surrogateescape")
+    return match[1].encode("utf-8", "surrogateescape")
 
 
 class Bundles:
@@ -101,9 +101,9 @@ class Bundles:
             if split in (None, "train"):
                 examples[label] += total
                 bundles[label] += count
-        own, fold = {split for split, _ in self._groups}, self._settings.fold
-        check_fold(own, fold)
-        fractions = split_fractions(own, self._settings.split)
+        source_splits, fold = {split for split, _ in self._groups}, self._settings.fold
+        check_fold(source_splits, fold)
+        fractions = split_fractions(source_splits, self._settings.split)
         if fold is not None:  # a bundle's fold, and the split in which it is otherwise
             parts = ("validation", "train")
             fractions = {f"{number} {part}": fractions[part] for number in range(fold.of) for part in parts}
@@ -113,8 +113,8 @@ class Bundles:
         amounts = rows.execute("SELECT number, sum(examples), count(*) FROM portions GROUP BY 1")
         chooser = self._chooser((number, (total, count)) for number, total, count in amounts)
         portions = rows.execute("SELECT * FROM portions ORDER BY bundle, number")
-        for bundle, found in itertools.groupby(portions, key=lambda portion: portion[0]):
-            yield bundle, self._assign(chooser, [(number, count, row[KEY_START:]) for _, number, count, row in found])
+        for bundle, parts in itertools.groupby(portions, key=lambda portion: portion[0]):
+            yield bundle, self._assign(chooser, [(number, count, row[KEY_START:]) for _, number, count, row in parts])
 
     def _assign(self, chooser: Chooser, portions: Iterable[tuple[int, int, bytes]]) -> str:
         """Return the split of a bundle: of each group, its index, the number of examples, and the key of the first."""
@@ -125,14 +125,14 @@ class Bundles:
             keys.setdefault(self._groups[number][0], first)
         if len(keys) > 1:
             raise self._in_two_splits(keys)
-        (own,) = keys
-        if own in (None, "train"):
+        (source_split,) = keys
+        if source_split in (None, "train"):
             split = chooser.choose({label: count for (_, label), count in counts.items()})
             if self._settings.fold is not None:
                 chosen, _, split = split.partition(" ")
                 split = "test" if int(chosen) == self._settings.fold.number else split
         else:
-            split = own
+            split = source_split
         for group, count in counts.items():
             self.divided[group][split] = self.divided[group].get(split, 0) + count
         return split

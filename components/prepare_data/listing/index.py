@@ -119,12 +119,12 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
         rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", _rows(source, part, seed, listed, bundle_of))
         digest, shape = (hashlib.sha256(listed.ignored.unusable_digest) for _ in range(2))
         ordered = rows.execute("SELECT * FROM rows ORDER BY split, label, row")
-        for (split, label), found in itertools.groupby(ordered, key=operator.itemgetter(0, 1)):
+        for (split, label), group_rows in itertools.groupby(ordered, key=operator.itemgetter(0, 1)):
             group = (split or None, label)
             about = repr((group, listed.examples[group])).encode()
             digest.update(about)
             shape.update(about)
-            while piece := [row for _, _, row in itertools.islice(found, ROWS_HASHED)]:
+            while piece := [row for _, _, row in itertools.islice(group_rows, ROWS_HASHED)]:
                 digest.update(b"".join(piece))
                 shape.update(b"".join([row[SIZED] + row[KEYED] for row in piece]))
     listed.digest, listed.shape = digest.hexdigest(), shape.hexdigest()
@@ -140,9 +140,9 @@ def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList, *, bund
             listed.labels |= rows.labels
             yield rows
 
-    listed.rows = found = found_rows(counted(), seed, listed.path, bundled=bundled)
-    for counts, values in ((listed.examples, found.examples), (listed.bytes, found.sizes)):
-        counts.update(dict(zip(found.groups, values.tolist(), strict=True)))
+    listed.rows = part_rows = found_rows(counted(), seed, listed.path, bundled=bundled)
+    for counts, values in ((listed.examples, part_rows.examples), (listed.bytes, part_rows.sizes)):
+        counts.update(dict(zip(part_rows.groups, values.tolist(), strict=True)))
 
 
 def _sorted_rows(parts: list[FoundRows], seed: int, path: Path, repeats: Repeats) -> SortedRows:
@@ -249,7 +249,7 @@ class Listing:
                 amounts = zip(self.rows.examples, self.rows.sizes, strict=True)
                 self.groups = {group: Amount(*amount) for group, amount in zip(self.rows.groups, amounts, strict=True)}
         self.digest, self.shape = (
-            hashlib.sha256("".join(found).encode()).hexdigest() for found in zip(*digests, strict=True)
+            hashlib.sha256("".join(part_hashes).encode()).hexdigest() for part_hashes in zip(*digests, strict=True)
         )
 
     def _join(self, parts: list[Path], names: Mapping[Group, Group]) -> None:
@@ -413,9 +413,9 @@ def deal(
     groups = [
         (
             labels[label] if label else bytes(LABEL_BYTES),
-            itertools.chain.from_iterable(itertools.repeat(*block) for block in found),
+            itertools.chain.from_iterable(itertools.repeat(*block) for block in group_blocks),
         )
-        for (_, label), found in order.items()
+        for (_, label), group_blocks in order.items()
     ]
     lists: dict[Path, list[bytes]] = {}
     turns = {}
@@ -439,11 +439,11 @@ def deal(
 
 
 def _append(lists: Mapping[Path, list[bytes]]) -> None:
-    for path, found in lists.items():
-        if found:
+    for path, shard_rows in lists.items():
+        if shard_rows:
             with path.open("ab") as file:
-                pickle.dump(found, file)
-            found.clear()
+                pickle.dump(shard_rows, file)
+            shard_rows.clear()
 
 
 def read_list(path: Path) -> Iterator[Example]:

@@ -65,9 +65,9 @@ class Plan:
             UserError: A class has no image for one of the splits, or no example has a label.
         """
         counts = {group: amount.examples for group, amount in groups.items()}
-        found = {label for _, label in counts} if source.task == "classification" else set(labels)
-        classes = source.classes(found) if source.task != "regression" else []
-        if source.task == "multilabel" and not found:
+        label_names = {label for _, label in counts} if source.task == "classification" else set(labels)
+        classes = source.classes(label_names) if source.task != "regression" else []
+        if source.task == "multilabel" and not label_names:
             raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
         divided = splitting.divide(counts, settings.split, settings.fold, source.item)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
@@ -81,7 +81,7 @@ class Plan:
         shards = {
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
-        size, source_size = (sum(amount.bytes for amount in found.values()) for found in (amounts, whole))
+        size, source_size = (sum(amount.bytes for amount in by_split.values()) for by_split in (amounts, whole))
         return cls(classes, splitting.all_blocks(divided, settings.fold), shards, size, source_size)
 
     def dividing(self, blocks: Mapping[Group, Blocks], copies: Iterable[str]) -> Plan:
@@ -178,26 +178,26 @@ def identity(fingerprint: str) -> str:
 
 def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObject:
     """Return the settings on which the bytes of a data set of `images` images depend."""
-    found = settings.model_dump(mode="json", exclude={"source", "uri", "store", "workers", "tfds", "module", "beam"})
-    found["check"] = check_for(settings, images)
-    if found["check"] != "sample":
-        del found["check_sample"]
-    if found["damaged"] == "warn":  # the images are the same as without the setting
-        del found["damaged"]
-    if found["truncated"] == "refuse":
-        del found["truncated"]
-    if found["near_duplicates"] != "group":
-        del found["near_duplicates"]
-    if found["missing"] == "mean":
-        del found["missing"]
+    stored = settings.model_dump(mode="json", exclude={"source", "uri", "store", "workers", "tfds", "module", "beam"})
+    stored["check"] = check_for(settings, images)
+    if stored["check"] != "sample":
+        del stored["check_sample"]
+    if stored["damaged"] == "warn":  # the images are the same as without the setting
+        del stored["damaged"]
+    if stored["truncated"] == "refuse":
+        del stored["truncated"]
+    if stored["near_duplicates"] != "group":
+        del stored["near_duplicates"]
+    if stored["missing"] == "mean":
+        del stored["missing"]
     for setting in ("missing_values", "number_format"):
-        if not found[setting]:
-            del found[setting]
+        if not stored[setting]:
+            del stored[setting]
     if settings.text == TextSettings():
-        del found["text"]
+        del stored["text"]
     elif settings.text.vocabulary is not None:
         entries = "\n".join(read_vocabulary(settings.text.vocabulary))
-        found["text"]["vocabulary"] = hashlib.sha256(entries.encode()).hexdigest()
-    return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
+        stored["text"]["vocabulary"] = hashlib.sha256(entries.encode()).hexdigest()
+    return {name: value for name, value in stored.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

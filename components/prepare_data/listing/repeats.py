@@ -110,7 +110,7 @@ def whole(
         ends: The number of examples of each group up to the end of each set of equal ones, in the order of the blocks.
         folds: The number of folds, the bounds of which are the same for each fold; None without folds.
     """
-    return {group: _whole(found, ends[group], folds) if found else [] for group, found in blocks.items()}
+    return {group: _whole(of_group, ends[group], folds) if of_group else [] for group, of_group in blocks.items()}
 
 
 def _whole(blocks: Blocks, ends: NDArray[np.int64], folds: int | None) -> list[tuple[str, int]]:
@@ -124,9 +124,9 @@ def _whole(blocks: Blocks, ends: NDArray[np.int64], folds: int | None) -> list[t
     of_folds = of_folds[of_folds > 0]  # a group may have fewer examples than there are folds
     moved = {0: 0, **dict(zip(of_folds.tolist(), _moved(of_folds, ends), strict=True)), total: total}
     for start, stop in itertools.pairwise([*moved]):  # what the fold leaves is divided between its bounds
-        others = cuts[(cuts > start) & (cuts < stop)]
+        inner_cuts = cuts[(cuts > start) & (cuts < stop)]
         inside = ends[(ends > moved[start]) & (ends <= moved[stop])]
-        moved |= dict(zip(others.tolist(), _moved(others, inside), strict=True))
+        moved |= dict(zip(inner_cuts.tolist(), _moved(inner_cuts, inside), strict=True))
     new = [0, *(moved[bound] for bound in bounds.tolist())]
     sizes = np.diff(np.maximum.accumulate(new)).tolist()
     return [(split, size) for (split, _), size in zip(blocks, sizes, strict=True)]

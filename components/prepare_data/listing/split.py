@@ -45,15 +45,15 @@ def portions(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
     return result
 
 
-def split_fractions(own: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
+def split_fractions(source_splits: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
     """Return the fractions of the splits to create: train, and the splits that the source does not define."""
-    wanted = fractions.model_dump()
-    return {name: wanted[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in own}
+    fraction_of = fractions.model_dump()
+    return {name: fraction_of[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in source_splits}
 
 
-def check_fold(own: Collection[str | None], fold: FoldSettings | None) -> None:
+def check_fold(source_splits: Collection[str | None], fold: FoldSettings | None) -> None:
     """Raise UserError if a source with splits of its own is to be divided into folds."""
-    if fold is not None and not {*own} <= {None, "train"}:
+    if fold is not None and not {*source_splits} <= {None, "train"}:
         raise UserError(
             "The source defines splits, so the test split cannot be one of several folds.",
             setting="data.fold",
@@ -114,9 +114,9 @@ def divide(
     Raises:
         UserError: A class has too few examples for the splits or folds.
     """
-    own = {split for split, _ in groups}
-    check_fold(own, fold)
-    parts = split_fractions(own, fractions)
+    source_splits = {split for split, _ in groups}
+    check_fold(source_splits, fold)
+    parts = split_fractions(source_splits, fractions)
     classes = sorted({label for _, label in groups})
     result: dict[Group, dict[str, int]] = {}
     for (split, label), count in groups.items():

@@ -64,9 +64,9 @@ class Pieces:
         piece = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(rows), np.int64)
         ends = np.cumsum(np.bincount(piece, minlength=len(self.paths)))
         ordered = rows[np.argsort(piece, kind="stable")] if bits else rows
-        for path, found in zip(self.paths, np.split(ordered, ends[:-1]), strict=True):
+        for path, piece_rows in zip(self.paths, np.split(ordered, ends[:-1]), strict=True):
             with path.open("ab") as file:
-                file.write(found.tobytes())
+                file.write(piece_rows.tobytes())
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -110,7 +110,7 @@ class SortedRows(NamedTuple):
         digest, shape = (hashlib.sha256(unusable) for _ in range(2))
         every = np.arange(len(self.groups) + 1)
         numbers = range(len(self.pieces))
-        bounds = [np.searchsorted(self.pieces[each]["group"], every).tolist() for each in numbers]
+        bounds = [np.searchsorted(self.pieces[index]["group"], every).tolist() for index in numbers]
         for number, (group, count) in enumerate(zip(self.groups, self.examples, strict=True)):
             about = repr((group, count)).encode()
             digest.update(about)
@@ -131,8 +131,8 @@ class SortedRows(NamedTuple):
             rows = self.pieces[number]
             kept = np.ones(len(rows), np.bool_)
             possible = np.flatnonzero(np.isin(rows["digest"].astype(np.uint64), digests))
-            found = keys_of(rows["digest"][possible], rows["copy"][possible])
-            kept[possible] = [key not in keys for key in found]
+            possible_keys = keys_of(rows["digest"][possible], rows["copy"][possible])
+            kept[possible] = [key not in keys for key in possible_keys]
             self.pieces.replace(number, rows[kept])
             counts += np.bincount(rows["group"][kept], minlength=len(counts))
         return counts.tolist()
@@ -157,12 +157,12 @@ class SortedRows(NamedTuple):
 
     def amounts(self) -> list[tuple[int, int]]:
         """Return the numbers of rows and of bundles of each group."""
-        found = np.zeros((2, len(self.groups)), np.int64)
+        totals = np.zeros((2, len(self.groups)), np.int64)
         for number in range(len(self.pieces)):
             firsts, counts = self.portions(number)
-            for of_group, each in zip(found, (counts, counts > 0), strict=True):
-                of_group += np.bincount(firsts["group"], each, minlength=len(self.groups)).astype(np.int64)
-        return [*zip(*found.tolist(), strict=True)]
+            for of_group, weights in zip(totals, (counts, counts > 0), strict=True):
+                of_group += np.bincount(firsts["group"], weights, minlength=len(self.groups)).astype(np.int64)
+        return [*zip(*totals.tolist(), strict=True)]
 
     def assign(self, split_of: Callable[[list[tuple[int, int, bytes]]], str]) -> None:
         """Assign each bundle, the rows of one rank, to the split that is returned for its portions.
@@ -177,7 +177,7 @@ class SortedRows(NamedTuple):
             order = np.lexsort((firsts["group"], firsts["rank"])).tolist()
             for _, bundle in itertools.groupby(order, firsts["rank"].tolist().__getitem__):
                 portions = [*bundle]
-                splits[portions] = SPLITS.index(split_of([about[each] for each in portions]))
+                splits[portions] = SPLITS.index(split_of([about[position] for position in portions]))
             np.repeat(splits, counts).tofile(self._splits_path(number))
 
     def _splits_path(self, number: int) -> Path:
@@ -203,11 +203,11 @@ class SortedRows(NamedTuple):
         paths = [path for split in SPLITS for path in lists.get(split, ())]
         shards = np.array([len(lists.get(split, ())) for split in SPLITS])
         counts = np.array(
-            [[sum(size for name, size in found if name == split) for split in SPLITS] for found in divided], np.int64
+            [[sum(size for name, size in blocks if name == split) for split in SPLITS] for blocks in divided], np.int64
         )
         turns = np.cumsum(counts, axis=0) - counts  # of the next row of each group and split
-        ends = [np.cumsum([size for _, size in found]) for found in divided]
-        named = [np.array([SPLITS.index(split) for split, _ in found], np.uint8) for found in divided]
+        ends = [np.cumsum([size for _, size in blocks]) for blocks in divided]
+        named = [np.array([SPLITS.index(split) for split, _ in blocks], np.uint8) for blocks in divided]
         passed = np.zeros(len(self.groups), np.int64)
         for number in range(len(self.pieces)):
             rows = self.pieces[number]
@@ -216,12 +216,12 @@ class SortedRows(NamedTuple):
             if bundled:
                 split = np.fromfile(self._splits_path(number), np.uint8)
             else:
-                found = [
-                    named[each][np.searchsorted(ends[each], np.arange(begin, begin + count), "right")]
-                    for each, (begin, count) in enumerate(zip(passed.tolist(), of_group.tolist(), strict=True))
+                group_splits = [
+                    named[index][np.searchsorted(ends[index], np.arange(begin, begin + count), "right")]
+                    for index, (begin, count) in enumerate(zip(passed.tolist(), of_group.tolist(), strict=True))
                     if count
                 ]
-                split = np.concatenate([np.empty(0, np.uint8), *found])
+                split = np.concatenate([np.empty(0, np.uint8), *group_splits])
             passed += of_group
             both = group * len(SPLITS) + split
             turn = turns.reshape(-1)[both] + _positions(both)
@@ -269,22 +269,22 @@ def found_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: 
     """Write the rows of a part of a table to a file beside `path`, with the ranks of their bundles if they have any."""
     numbers: dict[Group, int] = {}
     row = BUNDLED if bundled else FOUND
-    found = Pieces(path.with_name(f"{path.name}.found"), row, 1)
+    pieces = Pieces(path.with_name(f"{path.name}.found"), row, 1)
     examples, sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for each in listed:
-        of_group = np.array([numbers.setdefault(group, len(numbers)) for group in each.groups], np.int64)
-        rows = np.empty(len(each.digests), row)
-        rows["digest"], rows["size"], rows["offset"] = each.digests, each.sizes, each.offsets
-        rows["content"] = each.digests if each.contents is None else each.contents
-        rows["group"] = of_group[each.group]
-        rows["split"] = np.array([SPLIT_ORDER.index(split) for split, _ in each.groups], np.uint8)[each.group]
+    for batch in listed:
+        of_group = np.array([numbers.setdefault(group, len(numbers)) for group in batch.groups], np.int64)
+        rows = np.empty(len(batch.digests), row)
+        rows["digest"], rows["size"], rows["offset"] = batch.digests, batch.sizes, batch.offsets
+        rows["content"] = batch.digests if batch.contents is None else batch.contents
+        rows["group"] = of_group[batch.group]
+        rows["split"] = np.array([SPLIT_ORDER.index(split) for split, _ in batch.groups], np.uint8)[batch.group]
         if bundled:
-            ranks = b"".join([bundle_rank(bundle, seed) for bundle in each.bundles])
-            rows["bundle"] = np.frombuffer(ranks, ">u8")[each.bundle]
-        found.add(rows, each.digests)
+            ranks = b"".join([bundle_rank(bundle, seed) for bundle in batch.bundles])
+            rows["bundle"] = np.frombuffer(ranks, ">u8")[batch.bundle]
+        pieces.add(rows, batch.digests)
         examples = _added(examples, np.bincount(rows["group"], minlength=len(numbers)))
-        sizes = _added(sizes, np.bincount(rows["group"], each.sizes, minlength=len(numbers)).astype(np.int64))
-    return FoundRows([*numbers], examples, sizes, found)
+        sizes = _added(sizes, np.bincount(rows["group"], batch.sizes, minlength=len(numbers)).astype(np.int64))
+    return FoundRows([*numbers], examples, sizes, pieces)
 
 
 def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path, repeats: Repeats) -> SortedRows:
@@ -301,18 +301,18 @@ def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path, repeats: Repe
         sizes[index] += part.sizes
     total = int(examples.sum())
     pieces = Pieces(path, LISTED, _pieces_of(total))
-    found = _by_content(parts, numbers, total)
-    for number in range(len(found)):
-        _count_equal(found[number], repeats)
+    content_pieces = _by_content(parts, numbers, total)
+    for number in range(len(content_pieces)):
+        _count_equal(content_pieces[number], repeats)
     if repeats.are_dropped:
         examples, sizes = np.zeros((2, len(groups)), np.int64)
-    for number in range(len(found)):
-        keyed = _keyed(found[number], seed, repeats)
+    for number in range(len(content_pieces)):
+        keyed = _keyed(content_pieces[number], seed, repeats)
         pieces.add(keyed, keyed["rank"].astype(np.uint64))
         if repeats.are_dropped:
             examples += np.bincount(keyed["group"], minlength=len(groups))
             sizes += np.bincount(keyed["group"], keyed["size"], minlength=len(groups)).astype(np.int64)
-    found.remove()
+    content_pieces.remove()
     for number in range(len(pieces)):
         rows = pieces[number]
         order = _sorted(rows["rank"], rows["order"], rows["size"], rows["offset"], group=rows["group"])
@@ -379,9 +379,9 @@ def _keyed(rows: NDArray[np.void], seed: int, repeats: Repeats) -> NDArray[np.vo
         result["copy"][order] = np.arange(len(rows)) - np.repeat(starts, counts) + 1
     for name in ("digest", "content", "size", "offset", "group"):
         result[name] = rows[name]
-    found = _hashed(keys_of(result["digest"], result["copy"]), seed)
-    result["rank"] = rows["bundle"] if rows.dtype == BUNDLED else found["rank"]
-    result["order"] = found["order"]
+    hashes = _hashed(keys_of(result["digest"], result["copy"]), seed)
+    result["rank"] = rows["bundle"] if rows.dtype == BUNDLED else hashes["rank"]
+    result["order"] = hashes["order"]
     if repeats.are_together and len(rows):
         order = np.argsort(rows["content"], kind="stable")
         _, counts = _runs(rows["content"][order])
@@ -389,7 +389,7 @@ def _keyed(rows: NDArray[np.void], seed: int, repeats: Repeats) -> NDArray[np.vo
         common = keys_of(rows["content"][several], np.ones(len(several), np.uint32))
         result["rank"][several] = _hashed(common, seed)["rank"]
     if repeats.are_dropped and len(rows):  # the first one is kept, of a source's test split if it is in that
-        order = np.lexsort((found["order"], found["rank"], rows["split"], rows["content"]))
+        order = np.lexsort((hashes["order"], hashes["rank"], rows["split"], rows["content"]))
         result = result[np.sort(order[_runs(rows["content"][order])[0]])]
     return result
 
@@ -416,7 +416,7 @@ def _shape_of(rows: NDArray[np.void]) -> bytes:
         return shape.tobytes()
     keys = keys_of(rows["digest"], rows["copy"])
     before = (shape[["rank", "order", "size"]][index].tolist() for index in range(len(rows)))
-    return b"".join(struct.pack(">QIQI", *each, len(key)) + key for each, key in zip(before, keys, strict=True))
+    return b"".join(struct.pack(">QIQI", *fields, len(key)) + key for fields, key in zip(before, keys, strict=True))
 
 
 class DealtRows(NamedTuple):
@@ -464,16 +464,16 @@ def dealt_rows(path: Path, beside: int = 0) -> Iterator[DealtRows]:
 
 
 def _in_batches(examples: Iterable[Example], contents: Mapping[bytes, bytes], beside: int) -> Iterator[DealtRows]:
-    found: list[Example] = []
+    batch: list[Example] = []
     total = 0
     for example in examples:
-        found.append(example)
+        batch.append(example)
         total += beside + example[2]
         if total > BATCH_BYTES:
-            yield _together(found, contents)
-            found, total = [], 0
-    if found:
-        yield _together(found, contents)
+            yield _together(batch, contents)
+            batch, total = [], 0
+    if batch:
+        yield _together(batch, contents)
 
 
 def _together(examples: Sequence[Example], contents: Mapping[bytes, bytes]) -> DealtRows:

@@ -60,7 +60,7 @@ def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[l
         statistics: The statistics of each split's inputs and target.
     """
     target = {LABEL: manifest.target} if manifest.target else {}
-    chosen = {**target, **{name: each for name, each in manifest.inputs.items() if each.kind != "image"}}
+    chosen = {**target, **{name: column for name, column in manifest.inputs.items() if column.kind != "image"}}
     if not chosen:
         return [], 0
     most = max(1, min(MAX_EXAMPLES, MAX_VALUES // (len(chosen) * len(manifest.splits))))
@@ -70,20 +70,20 @@ def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[l
     for split in manifest.splits:
         counts_read[split], samples[split] = _sample(folder, manifest, split, list(chosen), most)
     is_whole = all(count == manifest.splits[split].examples for split, count in counts_read.items())
-    found = []
+    shown = []
     for name, about in chosen.items():
         sampled = [samples[split][name] for split in manifest.splits]
         counts, bins = _histograms(about, sampled)
-        told = [_words(about, statistics[split].get(name)) for split in manifest.splits]
+        texts = [_words(about, statistics[split].get(name)) for split in manifest.splits]
         histograms = []
-        for each, text in zip(counts, told, strict=True):
-            pairs = (f"{one}: {count:,}" for one, count in zip(bins, each, strict=True) if count)
+        for split_counts, text in zip(counts, texts, strict=True):
+            pairs = (f"{bin_text}: {count:,}" for bin_text, count in zip(bins, split_counts, strict=True) if count)
             title = "\n".join(pairs) if len(chosen) <= EXPLAINED else ""
-            histograms.append(Histogram(outline(each), title, text))
+            histograms.append(Histogram(outline(split_counts), title, text))
         different = f", {'' if is_whole else 'at least '}{len(np.unique(np.concatenate(sampled))):,} different"
         size = f"[{','.join(map(str, about.stored_shape))}]" if about.stored_shape else ""
-        found.append(Column(manifest.target_name if name == LABEL else name, about.kind + size + different, histograms))
-    return found, 0 if is_whole else max(counts_read.values())
+        shown.append(Column(manifest.target_name if name == LABEL else name, about.kind + size + different, histograms))
+    return shown, 0 if is_whole else max(counts_read.values())
 
 
 def _sample(
@@ -93,13 +93,13 @@ def _sample(
     import numpy as np
 
     shards = (folder / shard.file for shard in manifest.splits[split].shards)
-    found, count = {}, 0
+    samples, count = {}, 0
     for name, features in read_sample(shards, names, most).items():
-        given, count = all_values(features), len(features)
-        is_text = isinstance(given[0], bytes)
-        column = np.array(given, object if is_text else np.float64)
-        found[name] = column if is_text else column[np.isfinite(column)]
-    return count, found
+        feature_values, count = all_values(features), len(features)
+        is_text = isinstance(feature_values[0], bytes)
+        column = np.array(feature_values, object if is_text else np.float64)
+        samples[name] = column if is_text else column[np.isfinite(column)]
+    return count, samples
 
 
 def _histograms(about: Input, sampled: Sequence[Sample]) -> tuple[list[list[int]], list[str]]:
@@ -113,11 +113,11 @@ def _histograms(about: Input, sampled: Sequence[Sample]) -> tuple[list[list[int]
 
     from slipway.components.prepare_data.encoding.texts import days_of, words_of
 
-    texts = [pyarrow.array([text.decode("utf-8", "replace") for text in each], pyarrow.string()) for each in sampled]
+    texts = [pyarrow.array([text.decode("utf-8", "replace") for text in cells], pyarrow.string()) for cells in sampled]
     if about.kind == "date":
-        days = [days_of(each, about.order) for each in texts]
-        return _bins([each[np.isfinite(each)] for each in days], named=_days)
-    return _bins([words_of(each).value_lengths().to_numpy() for each in texts], named=_numbers_of_words)
+        days = [days_of(column, about.order) for column in texts]
+        return _bins([split_days[np.isfinite(split_days)] for split_days in days], named=_days)
+    return _bins([words_of(column).value_lengths().to_numpy() for column in texts], named=_numbers_of_words)
 
 
 def _days(low: float, high: float) -> str:
@@ -138,17 +138,17 @@ def _bins(
     """Return the counts of each split's numbers in bins between the smallest and the largest of all, and the bins."""
     import numpy as np
 
-    everything = np.concatenate([np.asarray(each, np.float64) for each in sampled])
+    everything = np.concatenate([np.asarray(sample, np.float64) for sample in sampled])
     if not len(everything):
         return [[] for _ in sampled], []
     edges = np.histogram_bin_edges(everything, BINS)
-    counts = [np.histogram(np.asarray(each, np.float64), edges)[0].tolist() for each in sampled]
+    counts = [np.histogram(np.asarray(sample, np.float64), edges)[0].tolist() for sample in sampled]
     return counts, [named(low, high) for low, high in itertools.pairwise(edges.tolist())]
 
 
 def _categories(sampled: Sequence[Sample]) -> tuple[list[list[int]], list[str]]:
     """Return the counts of the first split's most frequent categories in each split, and their names."""
-    counters = [Counter(each) for each in sampled]
+    counters = [Counter(sample) for sample in sampled]
     common = [name for name, _ in sorted(counters[0].items(), key=lambda item: (-item[1], item[0]))[:BINS]]
     names = [name.decode("utf-8", "replace") or "missing" if isinstance(name, bytes) else str(name) for name in common]
     return [[counter[name] for name in common] for counter in counters], names
@@ -167,39 +167,39 @@ def outline(counts: Sequence[int]) -> str:
     return f"{path}v{before:.3g}z"
 
 
-def _words(about: Input, found: InputStatistics | None) -> str:
+def _words(about: Input, stats: InputStatistics | None) -> str:
     """Return the statistics of a column in a split as people say them."""
-    if found is None or not found.count:
-        return f"{found.missing:,} missing" if found and found.missing else "no values"
-    parts = list(_OF.get(about.kind, _of_numbers)(found))
-    return "; ".join([*parts, f"{found.missing:,} missing"] if found.missing else parts)
+    if stats is None or not stats.count:
+        return f"{stats.missing:,} missing" if stats and stats.missing else "no values"
+    parts = list(_OF.get(about.kind, _of_numbers)(stats))
+    return "; ".join([*parts, f"{stats.missing:,} missing"] if stats.missing else parts)
 
 
-def _of_numbers(found: InputStatistics) -> Iterator[str]:
-    if found.minimum is not None and found.maximum is not None:
-        constant = found.minimum == found.maximum
-        yield f"always {brief(found.minimum)}" if constant else f"{brief(found.minimum)} to {brief(found.maximum)}"
-    if len(found.sums) == len(found.squares) == 1:
-        yield f"mean {number(found.means[0], digits=3)} ± {number(found.deviations[0], digits=3)}"
+def _of_numbers(stats: InputStatistics) -> Iterator[str]:
+    if stats.minimum is not None and stats.maximum is not None:
+        constant = stats.minimum == stats.maximum
+        yield f"always {brief(stats.minimum)}" if constant else f"{brief(stats.minimum)} to {brief(stats.maximum)}"
+    if len(stats.sums) == len(stats.squares) == 1:
+        yield f"mean {number(stats.means[0], digits=3)} ± {number(stats.deviations[0], digits=3)}"
 
 
-def _of_categories(found: InputStatistics) -> Iterator[str]:
-    given = {name: count for name, count in found.categories.items() if name}
-    if given:
-        name, count = min(given.items(), key=lambda item: (-item[1], item[0]))
-        yield f"mostly {name} ({count / found.count:.0%})" if len(given) > 1 else f"always {name}"
-    if empty := found.categories.get("", 0):
+def _of_categories(stats: InputStatistics) -> Iterator[str]:
+    categories = {name: count for name, count in stats.categories.items() if name}
+    if categories:
+        name, count = min(categories.items(), key=lambda item: (-item[1], item[0]))
+        yield f"mostly {name} ({count / stats.count:.0%})" if len(categories) > 1 else f"always {name}"
+    if empty := stats.categories.get("", 0):
         yield f"{empty:,} missing"
 
 
-def _of_dates(found: InputStatistics) -> Iterator[str]:
-    if found.minimum is not None and found.maximum is not None:
-        yield _days(found.minimum, found.maximum)
+def _of_dates(stats: InputStatistics) -> Iterator[str]:
+    if stats.minimum is not None and stats.maximum is not None:
+        yield _days(stats.minimum, stats.maximum)
 
 
-def _of_texts(found: InputStatistics) -> Iterator[str]:
-    common = by_frequency(found.categories)[:COMMON_WORDS]
-    yield f"{len(found.categories):,} different words: " + ", ".join(f"{word} ({count:,})" for word, count in common)
+def _of_texts(stats: InputStatistics) -> Iterator[str]:
+    common = by_frequency(stats.categories)[:COMMON_WORDS]
+    yield f"{len(stats.categories):,} different words: " + ", ".join(f"{word} ({count:,})" for word, count in common)
 
 
 _OF = {"category": _of_categories, "date": _of_dates, "text": _of_texts}

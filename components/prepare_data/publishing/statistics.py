@@ -96,11 +96,11 @@ def write_statistics(
     """
     classes = class_counts(manifest)
     additional = [feature for feature in additional_features(folder, manifest) if feature.name not in manifest.inputs]
-    found, sampled = columns(folder, manifest, statistics)
+    shown_columns, sampled = columns(folder, manifest, statistics)
     half = CLASSES_SHOWN // 2
     content = page.render(
         TEMPLATE,
-        columns=found,
+        columns=shown_columns,
         columns_shown=COLUMNS_SHOWN,
         sampled=sampled,
         ratios=list(ratio_bins(folder, manifest)) if manifest.has_image else [],
@@ -116,7 +116,7 @@ def write_statistics(
         others=classes[half:-half] if len(classes) > CLASSES_SHOWN else [],
         largest=max((row.total for row in classes), default=0),
         smallest=min((row.total for row in classes), default=0),
-        near=[(readable(each.key), each.split, readable(each.kept), each.keeper) for each in near[:NEAR_SHOWN]],
+        near=[(readable(copy.key), copy.split, readable(copy.kept), copy.keeper) for copy in near[:NEAR_SHOWN]],
         near_count=len(near),
         samples=list(samples(folder, manifest)) if manifest.has_image else [],
         features=additional,
@@ -128,8 +128,8 @@ def write_statistics(
 
 def class_counts(manifest: Manifest) -> list[ClassCounts]:
     """Return the image counts of each class, in label order, or by descending size if there are many classes."""
-    found = {name: [split.classes[name] for split in manifest.splits.values()] for name in manifest.classes}
-    rows = [ClassCounts(name, counts, sum(counts)) for name, counts in found.items()]
+    counts_by_class = {name: [split.classes[name] for split in manifest.splits.values()] for name in manifest.classes}
+    rows = [ClassCounts(name, counts, sum(counts)) for name, counts in counts_by_class.items()]
     return rows if len(rows) <= CLASSES_SHOWN else sorted(rows, key=lambda row: -row.total)
 
 
@@ -166,22 +166,22 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
     classified = manifest.task == "classification"
     classes = len(manifest.classes) if classified else 1
     most = -(-SAMPLES // classes)
-    found: dict[int, list[Sample]] = {}
+    by_label: dict[int, list[Sample]] = {}
     for features in _first_examples(folder, manifest, MAX_RECORDS_READ):
-        enough = sum(map(len, found.values())) >= SAMPLES
-        if enough and len(found) >= min(classes, SAMPLES):
+        enough = sum(map(len, by_label.values())) >= SAMPLES
+        if enough and len(by_label) >= min(classes, SAMPLES):
             break
         image, key, label = stored_parts(features)
-        if len(of_class := found.setdefault(int(label[0]) if classified else 0, [])) < most:
+        if len(of_class := by_label.setdefault(int(label[0]) if classified else 0, [])) < most:
             of_class.append(
                 Sample(
                     _inline(_seen(image, manifest)), label_text(manifest.task, manifest.classes, label), readable(key)
                 )
             )
     # Of each class the first image, then of each the second, and so on.
-    ranked = sorted((rank, label) for label, of_class in found.items() for rank in range(len(of_class)))[:SAMPLES]
+    ranked = sorted((rank, label) for label, of_class in by_label.items() for rank in range(len(of_class)))[:SAMPLES]
     for index, rank in sorted((label, rank) for rank, label in ranked):
-        yield found[index][rank]
+        yield by_label[index][rank]
 
 
 def _seen(image: bytes, manifest: Manifest) -> bytes:
@@ -199,31 +199,31 @@ def label_text(task: TaskName, classes: Sequence[str], label: Sequence[bytes | f
     if task == "regression":
         return brief(float(label[0]))
     if task == "multilabel":
-        found = [name for name, indicator in zip(classes, label, strict=True) if indicator]
-        return ", ".join(found) or "no label"
+        names = [name for name, indicator in zip(classes, label, strict=True) if indicator]
+        return ", ".join(names) or "no label"
     return classes[int(label[0])]
 
 
 def additional_features(folder: Path, manifest: Manifest) -> list[AdditionalFeature]:
     """Return the additional features with their values in the first examples of the first training shard."""
-    found = {name: AdditionalFeature(name, kind, [], []) for name, kind in manifest.features.items()}
-    if not found:
+    by_name = {name: AdditionalFeature(name, kind, [], []) for name, kind in manifest.features.items()}
+    if not by_name:
         return []
     for features in _first_examples(folder, manifest, FEATURE_EXAMPLES):
-        kept_of: dict[str, dict[str, bytes]] = {name: {} for name in found}
+        kept_of: dict[str, dict[str, bytes]] = {name: {} for name in by_name}
         for stored, value in features.items():
             key = stored.decode("utf-8", "replace")
             parents = itertools.accumulate(key.split("/")[:-1], "{}/{}".format)
-            for name in kept_of.keys() & ({key} if key in found else set(parents)):
+            for name in kept_of.keys() & ({key} if key in by_name else set(parents)):
                 kept_of[name][key] = value
-        for name, feature in found.items():
+        for name, feature in by_name.items():
             kept = kept_of[name]
             if feature.kind.startswith("image"):
-                given = [image for value in kept.values() for image in values(value)[:1]]
-                feature.images.extend(_inline(image) for image in given if isinstance(image, bytes))
+                image_values = [image for value in kept.values() for image in values(value)[:1]]
+                feature.images.extend(_inline(image) for image in image_values if isinstance(image, bytes))
             else:
                 feature.texts.append("; ".join(_shown(key, name, value) for key, value in sorted(kept.items())))
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _first_examples(folder: Path, manifest: Manifest, count: int) -> Iterator[dict[bytes, bytes]]:
@@ -232,9 +232,9 @@ def _first_examples(folder: Path, manifest: Manifest, count: int) -> Iterator[di
 
 def _shown(key: str, name: str, feature: bytes) -> str:
     """Format the values of a stored feature as a short text; nested features are prefixed with their path."""
-    found = values(feature)
-    texts = [readable(value) if isinstance(value, bytes) else brief(value) for value in found[:MAX_VALUES]]
-    text = ", ".join(texts) + (", …" if len(found) > MAX_VALUES else "")
+    feature_values = values(feature)
+    texts = [readable(value) if isinstance(value, bytes) else brief(value) for value in feature_values[:MAX_VALUES]]
+    text = ", ".join(texts) + (", …" if len(feature_values) > MAX_VALUES else "")
     inner = key[len(name) + 1 :]
     text = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
     return f"{inner}: {text}" if inner else text

@@ -51,8 +51,8 @@ class Store:
         self._uri = f"{location.rstrip('/')}/{name}" if is_remote(location) else str(self.folder)
         # Mounted buckets do not support renaming folders or modifying files: data sets are written to the local disk.
         self.is_mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
-        own = Path(tempfile.gettempdir(), f"slipway-{os.getuid()}", name)
-        self.work_root = own if self.is_mounted else self.folder
+        local_root = Path(tempfile.gettempdir(), f"slipway-{os.getuid()}", name)
+        self.work_root = local_root if self.is_mounted else self.folder
         self.listings = Listings(self.folder / FOLDER)
 
     def path(self, identity: str) -> Path:
@@ -72,13 +72,13 @@ class Store:
         folder = self.path(identity)
         if not (folder / manifest.FILE_NAME).is_file():
             return None
-        found = manifest.read(folder)
-        for split in found.splits.values():
+        complete_manifest = manifest.read(folder)
+        for split in complete_manifest.splits.values():
             for shard in split.shards:
                 path = folder / shard.file
                 if not path.is_file() or path.stat().st_size != shard.bytes:
                     manifest.verify_shard(path, shard)
-        return found
+        return complete_manifest
 
     @contextlib.contextmanager
     def work_folder(self, listing: str | None = None, *, beside: bool = False) -> Iterator[Path]:
@@ -89,8 +89,8 @@ class Store:
         """
         listing = listing or secrets.token_hex(8)
         root = self.folder if beside else self.work_root
-        own = _make_own(root.parent) if root != self.folder else []
-        made = [path for path in (root, *root.parents) if not path.exists()] + own  # deepest first
+        made_parents = _make_own(root.parent) if root != self.folder else []
+        made = [path for path in (root, *root.parents) if not path.exists()] + made_parents  # deepest first
         root.mkdir(parents=True, exist_ok=True)
         folder = root / f".{listing}.work"
         try:
@@ -109,7 +109,7 @@ class Store:
         """Remove work folders of killed runs, or that could not be removed, except that of the listing `but`."""
         for root in {self.work_root, self.folder}:
             names = root.iterdir() if root.is_dir() else ()
-            for name in {found[1] for path in names if (found := WORK.match(path.name))} - {but}:
+            for name in {match[1] for path in names if (match := WORK.match(path.name))} - {but}:
                 with _locked(root / f".{name}.lock", wait=False) as free:
                     if free:
                         shutil.rmtree(root / f".{name}.work", ignore_errors=True)

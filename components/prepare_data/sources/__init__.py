@@ -132,8 +132,8 @@ SOURCES = (
 
 def source_kinds() -> tuple[SourceKind, ...]:
     """Return the rows of `SOURCES` and those of extensions; a user's function, which has no prefix, is the last."""
-    *own, function = SOURCES
-    return (*own, *map(extensions.load, extensions.references("sources")), function)
+    *kinds, function = SOURCES
+    return (*kinds, *map(extensions.load, extensions.references("sources")), function)
 
 
 def source_kind(reference: str) -> SourceKind:

@@ -78,9 +78,9 @@ class ArchiveSource(Source):
         members = {"zip": _zip_members, "tar": _tar_members}.get(self._kind)
         try:
             with part.open("rb") as file:
-                found = members(file) if members else _compressed_members(file, scratch / SPOOL)
+                archive_members = members(file) if members else _compressed_members(file, scratch / SPOOL)
                 contents = self.reader(scratch) if members else None
-                for member in found:
+                for member in archive_members:
                     yield from self._entry(member, ignored, contents)
         except DAMAGED as error:
             if isinstance(error, OSError) and error.filename is None and error.errno is not None:
@@ -89,8 +89,8 @@ class ArchiveSource(Source):
         except RecursionError:  # tarfile reads each header within the previous one
             raise self._unreadable("it has too many headers in a row") from None
 
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        folders = {group[1]: group for group in found}
+    def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
+        folders = {group[1]: group for group in listed}
         return {folders[folder]: group for folder, group in groups_of(folders, self.path, self.reference).items()}
 
     def stamp(self) -> str:
@@ -162,8 +162,8 @@ def _tar_members(file: BinaryIO) -> Iterator[Member]:
         raise EOFError("it is cut short")
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:", tarinfo=_TarInfo) as archive:
-        for found in _tar_infos(archive, length):
-            yield _member(found, found.offset_data)
+        for info in _tar_infos(archive, length):
+            yield _member(info, info.offset_data)
 
 
 def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
@@ -171,10 +171,10 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
     offset = 0
     with gzip.GzipFile(fileobj=file) as unpacked, spool.open("wb") as kept:
         with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_TarInfo) as archive:
-            for found in _tar_infos(archive):
-                member = _member(found, offset)
+            for info in _tar_infos(archive):
+                member = _member(info, offset)
                 has_bytes = member.offset not in WITHOUT_BYTES and member.size <= MAX_IMAGE_BYTES
-                content = archive.extractfile(found) if has_bytes else None
+                content = archive.extractfile(info) if has_bytes else None
                 piece = content.read(FIRST_BYTES) if content else b""
                 has_image = format_of(piece) is not None
                 yield member._replace(has_image=has_image)
@@ -206,21 +206,21 @@ class _TarInfo(tarfile.TarInfo):
 
 def _tar_infos(archive: tarfile.TarFile, length: int = sys.maxsize) -> Iterator[tarfile.TarInfo]:
     """Yield the files and links of an archive of `length` bytes without keeping them in memory."""
-    while (found := archive.next()) is not None:
-        if not found.offset_data <= archive.offset <= length:
-            raise EOFError(f"the size of {found.name} is wrong")
+    while (info := archive.next()) is not None:
+        if not info.offset_data <= archive.offset <= length:
+            raise EOFError(f"the size of {info.name} is wrong")
         archive.members = []  # type: ignore[attr-defined]
-        if found.isreg() or found.issym() or found.islnk():
-            yield found
+        if info.isreg() or info.issym() or info.islnk():
+            yield info
 
 
-def _member(found: tarfile.TarInfo, offset: int) -> Member:
-    name = found.name.encode("utf-8", "surrogateescape")
+def _member(info: tarfile.TarInfo, offset: int) -> Member:
+    name = info.name.encode("utf-8", "surrogateescape")
     # Times before 1970 are negative; the stamp is unsigned. A time may be infinite or not a number.
-    stamp = int(found.mtime) & 2**64 - 1 if math.isfinite(found.mtime) else 0
-    if not found.isreg() or found.issparse():
-        return Member(name, 0, stamp, SPARSE if found.isreg() else LINK)
-    return Member(name, found.size, stamp, offset)
+    stamp = int(info.mtime) & 2**64 - 1 if math.isfinite(info.mtime) else 0
+    if not info.isreg() or info.issparse():
+        return Member(name, 0, stamp, SPARSE if info.isreg() else LINK)
+    return Member(name, info.size, stamp, offset)
 
 
 class StretchReader(PlainReader):

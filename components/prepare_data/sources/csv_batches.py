@@ -123,25 +123,25 @@ class _Cells:
             self._numeric, count = _are_numbers(column)
             self._any_number |= self._numeric and count > 0
             if not self._numeric:
-                found = zip(column.to_pylist(), lines, strict=True)
-                self._no_number = next(each for each in found if not (is_missing(each[0]) or is_number(each[0])))
+                numbered = zip(column.to_pylist(), lines, strict=True)
+                self._no_number = next(cell for cell in numbered if not (is_missing(cell[0]) or is_number(cell[0])))
         else:
             count = len(column) - (pyarrow.compute.sum(missing_cells(column)).as_py() or 0)
         self._missing += len(column) - count
         if len(self._texts) > (MAX_INFERRED if self._numeric else MAX_COUNTED):
             return
         different = column.unique()
-        given = different.filter(pyarrow.compute.invert(missing_cells(different)))
-        self._texts |= dict.fromkeys(given.to_pylist())
+        present = different.filter(pyarrow.compute.invert(missing_cells(different)))
+        self._texts |= dict.fromkeys(present.to_pylist())
         self._counted_rows, self.rows_compared = self._rows - self._missing, self._rows
         if self._numeric:
-            zeros = pyarrow.compute.match_substring_regex(given, LEADING_ZERO)
+            zeros = pyarrow.compute.match_substring_regex(present, LEADING_ZERO)
             self._zeros |= bool(pyarrow.compute.any(zeros).as_py())
             return
-        words = pyarrow.compute.list_value_length(pyarrow.compute.utf8_split_whitespace(given))
+        words = pyarrow.compute.list_value_length(pyarrow.compute.utf8_split_whitespace(present))
         self._words += pyarrow.compute.sum(words).as_py() or 0
         for order, possible in self._orders.items():
-            self._orders[order] = possible and self._are_dates(given, order)
+            self._orders[order] = possible and self._are_dates(present, order)
 
     def _are_dates(self, texts: pyarrow.StringArray, order: Order) -> bool:
         parts = date_parts(texts, order)
@@ -189,24 +189,24 @@ class _Cells:
     @property
     def _several_zones(self) -> str:
         """The doubt of a column of dates whose times have several offsets, which are ignored; or ""."""
-        zones = sorted({found[1] for text in self._texts if (found := ZONE.search(text))}) if self._date else []
+        zones = sorted({match[1] for text in self._texts if (match := ZONE.search(text))}) if self._date else []
         named = ", ".join(zones[:MAX_MARKERS])
         return f"has times of several zones ({named}), which are ignored; write them in one zone" if zones[1:] else ""
 
     @property
     def _unread_numbers(self) -> str:
         """Why a column of nearly only numbers is none: the cells that are none, or how they are formatted; or ""."""
-        others = [text for text in self._texts if not is_number(text)]
+        unparsed = [text for text in self._texts if not is_number(text)]
         if written := self._written:
             formats = shlex.quote(f"data.number_format={json.dumps({self._name: written}, ensure_ascii=False)}")
-            return f"has numbers with separators or signs, such as {others[0]!r}: --set {formats}"
-        if others and all(HALVES_OF_DAY.fullmatch(text) for text in others):
-            return f"has times with AM or PM, such as {others[0]!r:.80}; write them as 14:30, with a date before them"
-        numbers = len(self._texts) - len(others)
-        is_typo = len(others) == 1 and numbers >= FEWEST_NUMBERS
-        if others and (is_typo or len(others) <= (1 - KEY) * len(self._texts)):
+            return f"has numbers with separators or signs, such as {unparsed[0]!r}: --set {formats}"
+        if unparsed and all(HALVES_OF_DAY.fullmatch(text) for text in unparsed):
+            return f"has times with AM or PM, such as {unparsed[0]!r:.80}; write them as 14:30, with a date before them"
+        numbers = len(self._texts) - len(unparsed)
+        is_typo = len(unparsed) == 1 and numbers >= FEWEST_NUMBERS
+        if unparsed and (is_typo or len(unparsed) <= (1 - KEY) * len(self._texts)):
             text, line = self._no_number
-            markers = shlex.quote(f"data.missing_values={json.dumps(others[:MAX_MARKERS], ensure_ascii=False)}")
+            markers = shlex.quote(f"data.missing_values={json.dumps(unparsed[:MAX_MARKERS], ensure_ascii=False)}")
             return (
                 f"has {numbers:,} different numbers, but {self._item} {line} has {text!r:.80}; empty such cells, or "
                 f"--set {markers}"
@@ -265,7 +265,7 @@ def infer_kinds(
         if len(unread) == len(table.names):
             break
     _find_repeated_keys(table, columns, cells)
-    inferred = {name: found.inferred(mistake, refuse_images=refuse_images) for name, found in cells.items()}
+    inferred = {name: column.inferred(mistake, refuse_images=refuse_images) for name, column in cells.items()}
     for name in inferred.keys() & {*table.indexes}:
         inferred[name].excluded = inferred[name].excluded or "is the index of the DataFrame that was saved"
     return inferred
@@ -276,23 +276,23 @@ def _find_repeated_keys(table: TableFile, columns: Mapping[str, int], cells: Map
 
     The other columns must tell these rows apart, too: a shop that has one region is not the key of it.
     """
-    possible = {name: columns[name] for name, found in cells.items() if found.may_be_keys}
-    others = [columns[name] for name, found in cells.items() if name not in possible and not found.are_keys]
-    if not possible or not others:
+    possible = {name: columns[name] for name, column in cells.items() if column.may_be_keys}
+    remaining = [columns[name] for name, column in cells.items() if name not in possible and not column.are_keys]
+    if not possible or not remaining:
         return
     most = max(cells[name].rows_compared for name in possible)
     parts: dict[str, list[NDArray[np.int64]]] = {name: [] for name in possible}
     beside: list[NDArray[np.int64]] = []
     rows = 0
     for batch in table.batches():
-        beside.append(_hashes(pyarrow.compute.binary_join_element_wise(*(batch.columns[at] for at in others), "\0")))
+        beside.append(_hashes(pyarrow.compute.binary_join_element_wise(*(batch.columns[at] for at in remaining), "\0")))
         for name, at in possible.items():
             parts[name].append(_hashes(batch.columns[at]))
         rows += len(batch)
         if rows >= most:
             break
-    for name, found in parts.items():
-        texts = np.concatenate(found)[: cells[name].rows_compared]
+    for name, column_parts in parts.items():
+        texts = np.concatenate(column_parts)[: cells[name].rows_compared]
         around = np.concatenate(beside)[: len(texts)]
         different = len(np.unique(texts * np.int64(3) ^ around))
         is_told_apart = 2 * len(np.unique(around)) >= cells[name].different
@@ -308,8 +308,8 @@ def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, int]:
     numbers = _plain_numbers(column, gaps=True)
     if numbers is not None and np.isfinite(numbers).any() and not np.isinf(numbers).any():
         return True, len(numbers) - int(np.isnan(numbers).sum())
-    given = column.filter(pyarrow.compute.invert(missing_cells(column)))
-    return all(map(is_number, given.unique().to_pylist())), len(given)
+    present = column.filter(pyarrow.compute.invert(missing_cells(column)))
+    return all(map(is_number, present.unique().to_pylist())), len(present)
 
 
 def has_underscores(column: pyarrow.StringArray) -> bool:
@@ -323,8 +323,8 @@ def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False, judged: bool 
     Raises:
         Misjudged: The column is `judged`, and has a cell that `infer_kinds` does not take for a number.
     """
-    found = _plain_numbers(column, gaps=gaps)
-    if found is None or np.isinf(found).any():  # Python accepts more, such as +1, 1_000 and ٣
+    numbers = _plain_numbers(column, gaps=gaps)
+    if numbers is None or np.isinf(numbers).any():  # Python accepts more, such as +1, 1_000 and ٣
         if judged and not _are_numbers(column)[0]:
             raise Misjudged("A column whose first rows are numbers has a cell that is not.")
         cells = column.to_pylist()
@@ -332,7 +332,7 @@ def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False, judged: bool 
             return np.array([np.nan if gaps and is_missing(cell) else float(cell) for cell in cells], np.float64)
         except ValueError:
             return None
-    return found
+    return numbers
 
 
 def _plain_numbers(column: pyarrow.StringArray, *, gaps: bool) -> NDArray[np.float64] | None:
@@ -344,7 +344,7 @@ def _plain_numbers(column: pyarrow.StringArray, *, gaps: bool) -> NDArray[np.flo
             return None
     missing = missing_cells(column)
     try:
-        given = pyarrow.compute.if_else(missing, None, column)
-        return pyarrow.compute.cast(given, pyarrow.float64()).to_numpy(zero_copy_only=False)
+        nullable = pyarrow.compute.if_else(missing, None, column)
+        return pyarrow.compute.cast(nullable, pyarrow.float64()).to_numpy(zero_copy_only=False)
     except pyarrow.ArrowInvalid:
         return None

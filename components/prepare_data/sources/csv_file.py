@@ -152,8 +152,10 @@ class ManifestSource(Source):
             but=(self._group_column or "", *self._excluded),
         )
         self.notes = [f"The column {name} is no input: it {why}." for name, why in self._excluded.items()]
-        doubtful = {name: each for name, each in self.inferred.items() if each.doubt and name not in self._excluded}
-        self.notes += [f"The column {name} is a {each.kind}: it {each.doubt}." for name, each in doubtful.items()]
+        doubtful = {
+            name: column for name, column in self.inferred.items() if column.doubt and name not in self._excluded
+        }
+        self.notes += [f"The column {name} is a {column.kind}: it {column.doubt}." for name, column in doubtful.items()]
         self._layout = self._row_layout()
 
     def _forget_image(self, table: TableFile) -> None:
@@ -211,9 +213,9 @@ class ManifestSource(Source):
     def _find_kinds(self, header: Header, table: TableFile, judged: set[str] | None) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
         every = () if self.has_image else header.additional.keys() - {self._group_column}
-        wanted = set(self._settings.inputs or every)
+        names = set(self._settings.inputs or every)
         columns = {
-            name: index for name, index in header.additional.items() if name in wanted and name not in self._described
+            name: index for name, index in header.additional.items() if name in names and name not in self._described
         }
         self.inferred: dict[str, InferredColumn] = (
             infer_kinds(table, columns, self._mistake, judged=judged) if columns else {}
@@ -221,8 +223,8 @@ class ManifestSource(Source):
         self._spellings = {stored_name(name): column.spellings for name, column in self.inferred.items()}
         if self._settings.inputs is None:
             self._excluded = {name: column.excluded for name, column in self.inferred.items() if column.excluded}
-        found = {name: column.kind for name, column in self.inferred.items()}
-        return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
+        kinds = {name: column.kind for name, column in self.inferred.items()}
+        return {name: self._described.get(name) or kinds.get(name) or Kind("text") for name in header.additional}
 
     def _row_layout(self) -> TableLayout:
         kinds = {stored_name(name): kind for name, kind in self._kinds.items()}
@@ -262,7 +264,7 @@ class ManifestSource(Source):
     def rows(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:
         if self._has_keys:
             return None
-        return (found for _, _, found in self._listed(part, ignored, scratch))
+        return (listed_rows for _, _, listed_rows in self._listed(part, ignored, scratch))
 
     def _listed(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[tuple[Header, Batch, ListedRows]]:
         with open_file(self.path, FORMATS[self._ending].read_bytes) as file:
@@ -273,15 +275,15 @@ class ManifestSource(Source):
                                  self._judged, self._spellings, gaps=self._gaps)  # fmt: skip
             with RowSpool(scratch, self._layout, part.number) if self._layout.kinds else nullcontext() as spool:
                 batches = self._some(table.batches(part.section))
-                for batch, found in lister.rows(batches, ignored.precision, spool):
-                    yield header, batch, found
+                for batch, listed_rows in lister.rows(batches, ignored.precision, spool):
+                    yield header, batch, listed_rows
 
     def entries(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         """Yield the entries of rows with images or ids; others are listed by `rows`."""
         missing = MissingFiles(self.path, self._row)
         with ExampleKeys(scratch / "keys") as keys:
-            for header, batch, found in self._listed(part, ignored, scratch):
-                entries = self._entries(header, batch, found, missing, keys)
+            for header, batch, listed_rows in self._listed(part, ignored, scratch):
+                entries = self._entries(header, batch, listed_rows, missing, keys)
                 if self.has_image or self.has_ids:
                     yield from entries
                 else:
@@ -289,38 +291,38 @@ class ManifestSource(Source):
             for key, entry in keys.by_content():
                 yield key, *entry
             if twice := keys.twice():
-                key, one, other = twice
+                key, first_line, second_line = twice
                 raise self._mistake(
-                    f"{readable(key)} is listed twice in {self.path}: on {self._row}s {one} and {other}."
+                    f"{readable(key)} is listed twice in {self.path}: on {self._row}s {first_line} and {second_line}."
                 )
         if missing.count:
             raise self._mistake(str(missing), fix=f"correct the paths, or remove the {self._row}s")
 
     def _entries(
-        self, header: Header, batch: Batch, found: ListedRows, missing: MissingFiles, keys: ExampleKeys
+        self, header: Header, batch: Batch, listed_rows: ListedRows, missing: MissingFiles, keys: ExampleKeys
     ) -> Iterator[Entry]:
-        digests = found.digests.astype(np.uint64)
+        digests = listed_rows.digests.astype(np.uint64)
         if self.has_image or self.has_ids:
-            own = [*map(self._key, batch.columns[header.columns["image" if self.has_image else "id"]].to_pylist())]
-            keys.add_all(zip(own, batch.lines, strict=True))
+            row_keys = [*map(self._key, batch.columns[header.columns["image" if self.has_image else "id"]].to_pylist())]
+            keys.add_all(zip(row_keys, batch.lines, strict=True))
         else:
-            own = [digest.to_bytes(DIGEST_BYTES) for digest in digests.tolist()]
+            row_keys = [digest.to_bytes(DIGEST_BYTES) for digest in digests.tolist()]
         for name in (name for name, kind in self._kinds.items() if kind.name == "image"):
             column = batch.columns[header.additional[name]].dictionary_encode()
             stamps = np.array([self._stamp(self._kinds[name], text) for text in column.dictionary.to_pylist()])
             digests = digests * np.uint64(3) ^ stamps.astype(np.uint64)[column.indices.to_numpy()]
-        labels = LABEL_SEPARATOR.join(found.labels)
-        contents = found.digests if found.contents is None else found.contents
-        columns = (found.group, found.bundle, found.sizes, digests, found.offsets, contents)
+        labels = LABEL_SEPARATOR.join(listed_rows.labels)
+        contents = listed_rows.digests if listed_rows.contents is None else listed_rows.contents
+        columns = (listed_rows.group, listed_rows.bundle, listed_rows.sizes, digests, listed_rows.offsets, contents)
         about = zip(*(column.tolist() for column in columns), strict=True)
-        for key, line, (group, bundle, size, stamp, offset, content) in zip(own, batch.lines, about, strict=True):
+        for key, line, (group, bundle, size, stamp, offset, content) in zip(row_keys, batch.lines, about, strict=True):
             if self.has_image:
                 if (status := missing.status(self.path.parent, key, line)) is None:
                     continue
                 size, stamp = status.st_size, (stamp if self._layout.kinds else 0) ^ status.st_mtime_ns
-            split, label = found.groups[group]
+            split, label = listed_rows.groups[group]
             is_compared = not (self.has_image or self._group_column)
-            value = content.to_bytes(DIGEST_BYTES) if is_compared else found.bundles[bundle]
+            value = content.to_bytes(DIGEST_BYTES) if is_compared else listed_rows.bundles[bundle]
             yield key, label or labels, split, size, stamp, offset, value
 
     def _some(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -345,12 +347,12 @@ class ManifestSource(Source):
                 kept.append(index)
         return batch.take(kept)
 
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        found = list(found)
-        splits = {split for split, _ in found}
-        if found and splits != {None} and "train" not in splits:
+    def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
+        listed = list(listed)
+        splits = {split for split, _ in listed}
+        if listed and splits != {None} and "train" not in splits:
             raise self._mistake(f"{self.path} lists no {self.item} in the split train.")
-        return {group: group for group in found}
+        return {group: group for group in listed}
 
     def reader(self, scratch: Path) -> Reader:
         if not (self.has_image or self._images):
@@ -364,13 +366,13 @@ class ManifestSource(Source):
             requested["group"] = (self._group_column,)
         columns: dict[str, int] = {}
         for use, allowed in requested.items():
-            found = [index for index, name in enumerate(names) if name in allowed]
-            if len(found) > 1:
-                listed = ", ".join(names[index] for index in found)
-                fix = f"--set data.{use}={names[found[0]]}" if len({*allowed}) > 1 else "rename one of them"
+            indexes = [index for index, name in enumerate(names) if name in allowed]
+            if len(indexes) > 1:
+                listed = ", ".join(names[index] for index in indexes)
+                fix = f"--set data.{use}={names[indexes[0]]}" if len({*allowed}) > 1 else "rename one of them"
                 raise self._mistake(f"{self._top} has several columns for the {use}: {listed}.", fix=fix)
-            if found:
-                columns[use] = found[0]
+            if indexes:
+                columns[use] = indexes[0]
             elif use == "group":
                 raise UserError(
                     f"{self._top} has no column {self._group_column}.",
@@ -478,8 +480,8 @@ class ManifestSource(Source):
 
     def _stamp(self, kind: Kind, text: str) -> int:
         """Return a number that changes with the sizes and modification times of the images that a cell names."""
-        found = [file_status(self.path.parent, path_key(path)) for path in kind.from_text(text)]
-        return hash(tuple((status.st_size, status.st_mtime_ns) for status in found if not isinstance(status, str)))
+        statuses = [file_status(self.path.parent, path_key(path)) for path in kind.from_text(text)]
+        return hash(tuple((status.st_size, status.st_mtime_ns) for status in statuses if not isinstance(status, str)))
 
     def _checked_key(self, cells: dict[str, str], line: int) -> bytes:
         """Return the key of a row whose label, split and other uses are valid."""
@@ -501,8 +503,8 @@ class ManifestSource(Source):
                 allowed="train, validation and test",
                 fix=f"write train, validation or test in place of {cells['split']!r}, or rename the column split",
             )
-        own = cells.get("image") or cells.get("id")
-        return self._key(own) if own else f"{self._row} {line}".encode()
+        key_cell = cells.get("image") or cells.get("id")
+        return self._key(key_cell) if key_cell else f"{self._row} {line}".encode()
 
     def _key(self, cell: str) -> bytes:
         """Return the key of an image, or of a row with this id."""

@@ -52,16 +52,16 @@ class DeterminismCheck:
             UserError: The other process yielded a different one.
         """
         assert self._process.stdout is not None
-        found = self._process.stdout.read(DIGEST_BYTES)
-        if found == expected and (expected or self._process.wait() == 0):
+        actual = self._process.stdout.read(DIGEST_BYTES)
+        if actual == expected and (expected or self._process.wait() == 0):
             return
         reference = self._settings.source
-        if found == b"" and (code := self._process.wait()) != 0:
+        if actual == b"" and (code := self._process.wait()) != 0:
             self._errors.seek(0)
             lines = [line for line in self._errors.read().splitlines() if line.strip()]
             why = lines[-1] if code == FAILED and lines else f"it {describe(status_of(code))}"
             problem = f"{reference} failed when it was called a second time, in another process: {why}"
-        elif found and expected:
+        elif actual and expected:
             problem = f"{reference} is not deterministic: example {number:,} differs when it is called again."
         else:
             more = "fewer" if expected else "more"

@@ -59,15 +59,15 @@ class ImagesSource(Source):
         top = self._subfolders("")
         splits = split_folders(top, self.root, self.reference)
         self._check_splits(splits)
-        found = [
+        class_folders = [
             ClassFolder(f"{folder}/{name}", name, split)
             for folder, split in splits.items()
             for name in self._subfolders(folder)
         ]
         if not splits:
-            found = [ClassFolder(name, name, None) for name in top]
-        check_class_folders([part.path for part in found], self.root, self.reference)
-        return found
+            class_folders = [ClassFolder(name, name, None) for name in top]
+        check_class_folders([part.path for part in class_folders], self.root, self.reference)
+        return class_folders
 
     def entries(
         self,
@@ -110,9 +110,9 @@ class ImagesSource(Source):
         return file_reader(self.root)
 
     def _subfolders(self, folder: str) -> list[str]:
-        with self._scan(folder) as found:
+        with self._scan(folder) as entries:
             return sorted(
-                os.fsdecode(entry.name) for entry in found if entry.is_dir() and not entry.name.startswith(b".")
+                os.fsdecode(entry.name) for entry in entries if entry.is_dir() and not entry.name.startswith(b".")
             )
 
     def _scan(self, folder: str) -> AbstractContextManager[Iterator[os.DirEntry[bytes]]]:
@@ -236,8 +236,8 @@ def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str
     if not splits:
         return {}
     if strange:
-        others = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
-        problem = f"{where} mixes split folders ({', '.join(splits)}) with other folders ({others})."
+        strange_names = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
+        problem = f"{where} mixes split folders ({', '.join(splits)}) with other folders ({strange_names})."
     elif twice:
         problem = f"{where} has several folders for one split: {', '.join(twice)}."
     elif "train" not in splits.values():

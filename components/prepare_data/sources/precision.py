@@ -80,11 +80,11 @@ class Precision:
 
     def merge(self, other: Precision) -> None:
         """Add the values of another part of the source."""
-        for found in (self, other):
-            found.close()
+        for precision in (self, other):
+            precision.close()
         for column, elements in other.columns.items():
-            for own, given in zip(self._elements(column, len(elements)), elements, strict=False):
-                own.merge(given)
+            for rounding, other_rounding in zip(self._elements(column, len(elements)), elements, strict=False):
+                rounding.merge(other_rounding)
 
     def close(self) -> None:
         """Count the values that are held."""
@@ -97,7 +97,7 @@ class Precision:
         lost = {
             column: worst
             for column, elements in self.columns.items()
-            for worst in [max(elements, key=lambda each: each.error / (each.deviation or math.inf))]
+            for worst in [max(elements, key=lambda rounding: rounding.error / (rounding.deviation or math.inf))]
             if worst.error > MAX_ERROR * worst.deviation > 0
         }
         if not lost:
@@ -125,17 +125,17 @@ class Precision:
         """Add the values of many examples: one each, or a row of elements; values that are not finite are ignored."""
         import numpy as np
 
-        found = values.reshape(len(values), -1)
-        elements = self._elements(column, found.shape[1])
+        rows = values.reshape(len(values), -1)
+        elements = self._elements(column, rows.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            errors = np.abs(found - found.astype(np.float32))
-        for own, given, error in zip(elements, found.T, errors.T, strict=False):
+            errors = np.abs(rows - rows.astype(np.float32))
+        for rounding, numbers, error in zip(elements, rows.T, errors.T, strict=False):
             finite = np.isfinite(error)
-            given, error = given[finite], error[finite]
-            if len(given):
-                mean, worst = float(given.mean()), int(error.argmax())
-                squares = float(np.square(given - mean).sum())
-                own.merge(Rounding(len(given), mean, squares, float(error[worst]), float(given[worst])))
+            numbers, error = numbers[finite], error[finite]
+            if len(numbers):
+                mean, worst = float(numbers.mean()), int(error.argmax())
+                squares = float(np.square(numbers - mean).sum())
+                rounding.merge(Rounding(len(numbers), mean, squares, float(error[worst]), float(numbers[worst])))
 
     def _count(self, column: str) -> None:
         import numpy as np

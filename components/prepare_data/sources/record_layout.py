@@ -88,10 +88,10 @@ class RecordLayout:
         Raises:
             Unusable: The example has no image.
         """
-        found = values(features.get((self.image or "").encode(), b""))
-        if len(found) != 1 or not isinstance(found[0], bytes):
+        feature_values = values(features.get((self.image or "").encode(), b""))
+        if len(feature_values) != 1 or not isinstance(feature_values[0], bytes):
             raise Unusable(f"it has no image in {self.image}")
-        return found[0]
+        return feature_values[0]
 
     def label_of(self, features: Mapping[bytes, bytes]) -> str:
         """Return the class, or the labels, or "" for a target.
@@ -104,11 +104,11 @@ class RecordLayout:
             return ""
         if self.task == "multilabel":
             return LABEL_SEPARATOR.join(self._labels(features))
-        found = values(features.get(self.label.encode(), b""))
-        if len(found) != 1:
-            several = f"it has {len(found)} labels in {self.label}; for several, use task=multilabel"
-            raise Unusable(several if found else f"it has no label {self.label}")
-        return self._name(found[0])
+        feature_values = values(features.get(self.label.encode(), b""))
+        if len(feature_values) != 1:
+            several = f"it has {len(feature_values)} labels in {self.label}; for several, use task=multilabel"
+            raise Unusable(several if feature_values else f"it has no label {self.label}")
+        return self._name(feature_values[0])
 
     def target(self, features: Mapping[bytes, bytes]) -> float:
         """Return the target.
@@ -116,19 +116,19 @@ class RecordLayout:
         Raises:
             Unusable: It is missing or not a finite number.
         """
-        found = values(features.get(self.label.encode(), b""))
-        if len(found) != 1 or isinstance(found[0], bytes) or not math.isfinite(found[0]):
-            listed = ", ".join(map(repr, found[:3])) or "missing"
+        feature_values = values(features.get(self.label.encode(), b""))
+        if len(feature_values) != 1 or isinstance(feature_values[0], bytes) or not math.isfinite(feature_values[0]):
+            listed = ", ".join(map(repr, feature_values[:3])) or "missing"
             raise Unusable(f"its target {self.label} is {listed}, not a finite number")
-        return found[0]
+        return feature_values[0]
 
     def _labels(self, features: Mapping[bytes, bytes]) -> list[str]:
-        found = values(features.get(self.label.encode(), b""))
+        feature_values = values(features.get(self.label.encode(), b""))
         if self.label_is == "indicators":
-            if len(found) != len(self.names or ()) or any(value not in (0, 1) for value in found):
+            if len(feature_values) != len(self.names or ()) or any(value not in (0, 1) for value in feature_values):
                 raise Unusable(f"its {self.label} is not 0 or 1 for each of {len(self.names or ())} labels")
-            found = [index for index, value in enumerate(found) if value]
-        return sorted({self._name(value) for value in found})
+            feature_values = [index for index, value in enumerate(feature_values) if value]
+        return sorted({self._name(value) for value in feature_values})
 
     def _name(self, label: bytes | float | int) -> str:
         """Return the class of a stored label.
@@ -159,10 +159,10 @@ class RecordLayout:
         """
         if self.key is None:
             return None
-        found = values(features.get(self.key.encode(), b""))
-        if len(found) != 1 or not isinstance(found[0], bytes) or not found[0]:
+        feature_values = values(features.get(self.key.encode(), b""))
+        if len(feature_values) != 1 or not isinstance(feature_values[0], bytes) or not feature_values[0]:
             raise Unusable(f"it has no {self.key}")
-        return found[0]
+        return feature_values[0]
 
     def additional_of(self, features: Mapping[bytes, bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Yield the additional features under their stored names, and the label if it is not one class."""
@@ -180,11 +180,11 @@ class RecordLayout:
         elif self.task == "multilabel":
             yield b"label", bytes_feature(name.encode() for name in self._labels(features))
 
-    def classes(self, found: Iterable[str]) -> list[str]:
+    def classes(self, listed: Iterable[str]) -> list[str]:
         """Return all classes in the order of their labels."""
         if self.names is not None:
             return self.names
-        return sorted(found, key=int) if self.label_is == "integer" else sorted(found)
+        return sorted(listed, key=int) if self.label_is == "integer" else sorted(listed)
 
 
 def read_features(settings: DataSettings, beside: Path | None) -> Features:
@@ -231,11 +231,11 @@ def _ours(content: Mapping[str, object], where: str) -> Features:
     for name, kind in content.items():
         if isinstance(kind, Mapping) and set(kind) == {"classes"}:
             classes = kind["classes"]
-            found = [str(number) for number in range(classes)] if isinstance(classes, int) else list(map(str, classes))
-            if len(set(found)) < len(found) or not found:
+            labels = [str(number) for number in range(classes)] if isinstance(classes, int) else list(map(str, classes))
+            if len(set(labels)) < len(labels) or not labels:
                 raise UserError(f"The classes of {name} in {where} are empty or not unique.", setting="data.features")
-            names[str(name).replace("/", "-")] = found
-            descriptions[str(name)] = class_label(len(found))
+            names[str(name).replace("/", "-")] = labels
+            descriptions[str(name)] = class_label(len(labels))
             continue
         descriptions[str(name)] = _parse(f"The kind of {name} in {where}", name, kind, CLASSES).description
     return Features(descriptions, names)
@@ -282,19 +282,19 @@ def record_layout(
         )
         names = features.names.get(label.replace("/", "-")) or [str(number) for number in range(count)]
     key = "key" if kinds_found.get("key") == "text" and "key" not in (image, label) else None
-    others = [name for name in features.descriptions if name not in (image, label, key)]
-    renamed = {name: stored_name(name) for name in others if name in RECORD_NAMES}
+    extras = [name for name in features.descriptions if name not in (image, label, key)]
+    renamed = {name: stored_name(name) for name in extras if name in RECORD_NAMES}
     if clash := next((new for new in renamed.values() if new in features.descriptions), None):
         raise UserError(f"The features have both {clash} and {clash.removeprefix('source_')}.", setting="data.features")
-    additional = {renamed.get(name, name): features.descriptions[name] for name in others}
-    tops = {other.replace("/", "-").partition("-")[0] for other in others}
+    additional = {renamed.get(name, name): features.descriptions[name] for name in extras}
+    tops = {other.replace("/", "-").partition("-")[0] for other in extras}
     class_names = {
-        stored_name(name): found
-        for name, found in features.names.items()
+        stored_name(name): feature_classes
+        for name, feature_classes in features.names.items()
         if name != label.replace("/", "-") and name.partition("-")[0] in tops
     }
     inputs = choose_inputs(
-        settings, {name: kinds_found[name] for name in others}, image=image, but=(group_column,) if group_column else ()
+        settings, {name: kinds_found[name] for name in extras}, image=image, but=(group_column,) if group_column else ()
     )
     return RecordLayout(task, image, label, label_is, names, key, additional, renamed, class_names, inputs)
 
@@ -355,12 +355,12 @@ def additional_kinds(settings: DataSettings) -> dict[str, Kind]:
     return {name: _parse(f"data.features.{name}", name, kind) for name, kind in described.items()}
 
 
-def _parse(what: str, name: str, kind: object, also_allowed: str = "") -> Kind:
+def _parse(subject: str, name: str, kind: object, also_allowed: str = "") -> Kind:
     try:
         return Kind.parse(str(kind))
     except ValueError as error:
         raise UserError(
-            f"{what} is invalid: {error}.",
+            f"{subject} is invalid: {error}.",
             setting=f"data.features.{name}",
             value=kind,
             allowed=kinds.ALLOWED + also_allowed,

@@ -221,9 +221,9 @@ class Source(ABC):
         """What an example is called in messages."""
         return "image" if self.has_image else "example"
 
-    def classes(self, found: Iterable[str]) -> list[str]:
-        """Return all classes in the order of their labels; `found` are the classes of the listed examples."""
-        return sorted(found)
+    def classes(self, listed: Iterable[str]) -> list[str]:
+        """Return all classes in the order of their labels; `listed` are the classes of the listed examples."""
+        return sorted(listed)
 
     @abstractmethod
     def parts(self) -> list[Part]:
@@ -243,13 +243,13 @@ class Source(ABC):
     def infer_again(self) -> None:  # noqa: B027 (only tables infer kinds)
         """Infer the kinds of the features from all examples, after listing raised `Misjudged`."""
 
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+    def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
         """Map the listed groups to their final split and class, which may depend on all listed groups.
 
         Raises:
             UserError: The splits are invalid.
         """
-        return {group: group for group in found}
+        return {group: group for group in listed}
 
     def stamp(self) -> str | None:
         """Return a value that changes with the content of the source, or None if that requires listing it."""

@@ -49,8 +49,8 @@ class SpoolReader:
     def additional(self, offset: int) -> list[tuple[bytes, bytes]]:
         """Return the additional features at `offset`, after the example's bytes."""
         (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, offset))
-        found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, offset + LENGTH.size))
-        return found
+        features: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, offset + LENGTH.size))
+        return features
 
 
 def read_at(descriptor: int, offset: int, size: int) -> bytes:

@@ -114,15 +114,15 @@ class TableLister:
             Unusable: A row cannot be used, or may be so.
             Misjudged: A column of numbers has a cell that is not a number.
         """
-        given = {name: self._given(name, batch) for name in self._layout.numbers}
+        parsed = {name: self._given(name, batch) for name in self._layout.numbers}
         if not validated and not all(self._are_valid(use, batch.columns[at])
                                      for use, at in self._header.columns.items()):  # fmt: skip
             raise Unusable
-        numbers = {name: self._numbers(name, batch, found, validated=validated) for name, found in given.items()}
+        numbers = {name: self._numbers(name, batch, column, validated=validated) for name, column in parsed.items()}
         coded, lists = {}, {}
         for name in self._layout.coded:
-            found = batch.columns[self._positions[name]].dictionary_encode()
-            texts, index = found.dictionary.to_pylist(), found.indices.to_numpy()
+            encoded = batch.columns[self._positions[name]].dictionary_encode()
+            texts, index = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
             coded[name] = Coded([self._feature(name, text) for text in texts], index)
             kind = self._layout.kinds[name]
             if kind.name == "number" and name in self._inputs and len(texts):
@@ -194,12 +194,12 @@ class TableLister:
             rows = zip(*(column.to_pylist() for column in columns), strict=True)
             texts = [repr(list(cells)).encode() for cells in rows]
         fresh = hashlib.blake2b(digest_size=DIGEST_BYTES).copy  # faster than a new one for each row
-        found = []
+        hashes = []
         for text in texts:
             hashed = fresh()
             hashed.update(text)
-            found.append(hashed.digest())
-        return np.frombuffer(b"".join(found), ">u8")
+            hashes.append(hashed.digest())
+        return np.frombuffer(b"".join(hashes), ">u8")
 
     def _listed(self, batch: Batch, columns: Columns, precision: Precision, spool: RowSpool | None) -> ListedRows:
         """Write rows to the spool, and count their numbers."""
@@ -216,7 +216,7 @@ class TableLister:
         labels, label = self._labels(batch)
         splits, split = self._splits(batch)
         used, group = np.unique(label * len(splits) + split, return_inverse=True)
-        groups = [(splits[each % len(splits)], labels[each // len(splits)]) for each in used.tolist()]
+        groups = [(splits[code % len(splits)], labels[code // len(splits)]) for code in used.tolist()]
         names: set[str] = set()
         if self._task == "multilabel":
             cells = batch.columns[self._positions[LABEL]].unique().to_pylist()
@@ -231,25 +231,25 @@ class TableLister:
         """Return the classes, and the index of each row's."""
         if self._task != "classification":
             return [""], np.zeros(len(batch.lines), np.int64)
-        found = batch.columns[self._positions[LABEL]].dictionary_encode()
-        return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+        encoded = batch.columns[self._positions[LABEL]].dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
 
     def _splits(self, batch: Batch) -> tuple[list[str | None], NDArray[np.int64]]:
         """Return the splits, and the index of each row's."""
         if "split" not in self._header.columns:
             return [None], np.zeros(len(batch.lines), np.int64)
-        found = batch.columns[self._header.columns["split"]].dictionary_encode()
-        names = [SPLIT_FOLDERS[cell.lower()] for cell in found.dictionary.to_pylist()]
+        encoded = batch.columns[self._header.columns["split"]].dictionary_encode()
+        names = [SPLIT_FOLDERS[cell.lower()] for cell in encoded.dictionary.to_pylist()]
         splits = sorted(set(names))
         index = np.array([splits.index(name) for name in names], np.int64)
-        return [*splits], index[found.indices.to_numpy()]
+        return [*splits], index[encoded.indices.to_numpy()]
 
     def _bundles(self, batch: Batch) -> tuple[list[bytes], NDArray[np.int64]]:
         """Return the values of the column of data.group_by, and the index of each row's."""
         if "group" not in self._header.columns:
             return [b""], np.zeros(len(batch), np.int64)
-        found = batch.columns[self._header.columns["group"]].dictionary_encode()
-        return [text.encode() for text in found.dictionary.to_pylist()], found.indices.to_numpy()
+        encoded = batch.columns[self._header.columns["group"]].dictionary_encode()
+        return [text.encode() for text in encoded.dictionary.to_pylist()], encoded.indices.to_numpy()
 
 
 class TableReader(RowReader):

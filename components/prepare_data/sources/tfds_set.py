@@ -75,10 +75,10 @@ def find_set(reference: str, settings: DataSettings) -> Path | None:
     Raises:
         UserError: The reference is malformed.
     """
-    found = REFERENCE.match(reference)
-    if found is None:
+    match = REFERENCE.match(reference)
+    if match is None:
         raise source_error(settings.source, f"{reference!r} is not a valid name of a TFDS data set.", allowed=FORM)
-    name, config, version = found.groups()
+    name, config, version = match.groups()
     return prepared_folder(local_path(data_dir(settings)) / name, config, version)
 
 
@@ -93,14 +93,14 @@ def prepared_folder(sets: Path, config: str | None, version: str | None) -> Path
     if not sets.is_dir():
         return None
     configs = [sets / config] if config else [sets, *(path for path in sets.iterdir() if path.is_dir())]
-    found = [
+    prepared = [
         path
         for folder in configs
         if folder.is_dir()
         for path in folder.iterdir()
         if VERSION.match(path.name) and version in (None, path.name) and (path / INFO).is_file()
     ]
-    return found[0] if len(found) == 1 else None
+    return prepared[0] if len(prepared) == 1 else None
 
 
 def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:

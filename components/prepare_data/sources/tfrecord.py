@@ -118,8 +118,8 @@ class TfrecordSource(Source):
     def files(self) -> list[Path]:
         return [file.path for file in self._files]
 
-    def classes(self, found: Iterable[str]) -> list[str]:
-        return self._layout.classes(found)
+    def classes(self, listed: Iterable[str]) -> list[str]:
+        return self._layout.classes(listed)
 
     def parts(self) -> list[list[int]]:
         """Return one part per file, or one part of all files if their keys have to be unique among all.
@@ -134,8 +134,8 @@ class TfrecordSource(Source):
 
     def _rows(self, part: list[int], ignored: Ignored) -> Iterator[ListedRows]:
         records = self._records(part, ignored)
-        while found := [*itertools.islice(records, ROWS_LISTED)]:
-            yield self._listed(found)
+        while batch := [*itertools.islice(records, ROWS_LISTED)]:
+            yield self._listed(batch)
 
     def _listed(self, records: Sequence[Listed]) -> ListedRows:
         import numpy as np
@@ -149,12 +149,12 @@ class TfrecordSource(Source):
             labels = ("",) * len(records)
         groups: dict[Group, int] = {}
         bundles: dict[bytes, int] = {}
-        group = np.array([groups.setdefault(found, len(groups)) for found in zip(splits, labels, strict=True)])
+        group = np.array([groups.setdefault(pair, len(groups)) for pair in zip(splits, labels, strict=True)])
         bundle = np.array([bundles.setdefault(value, len(bundles)) for value in values])
         sizes, offsets = (np.array(column, np.int64) for column in columns)
-        found = np.frombuffer(digests, ">u8")
+        hashes = np.frombuffer(digests, ">u8")
         contents = np.frombuffer(learned, ">u8")
-        return ListedRows(found, [*groups], group, sizes, offsets, [*bundles], bundle, names - {""}, contents)
+        return ListedRows(hashes, [*groups], group, sizes, offsets, [*bundles], bundle, names - {""}, contents)
 
     def _content(self, features: Mapping[bytes, bytes]) -> bytes:
         """Return the hash of an example's inputs and label."""
@@ -230,14 +230,14 @@ class TfrecordSource(Source):
         if self._group is None:
             return b""
         sources = {new: name for name, new in self._layout.renamed.items()}
-        found = values(features.get(sources.get(self._group, self._group).encode(), b""))
-        if len(found) != 1:
-            raise Unusable(f"it has {len(found)} values of {self._group}; data.group_by requires one")
-        return found[0] if isinstance(found[0], bytes) else str(found[0]).encode()
+        feature_values = values(features.get(sources.get(self._group, self._group).encode(), b""))
+        if len(feature_values) != 1:
+            raise Unusable(f"it has {len(feature_values)} values of {self._group}; data.group_by requires one")
+        return feature_values[0] if isinstance(feature_values[0], bytes) else str(feature_values[0]).encode()
 
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        found = list(found)
-        present = {split for split, _ in found}
+    def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
+        listed = list(listed)
+        present = {split for split, _ in listed}
         for split in {file.split for file in self._files} - present:
             raise source_error(
                 self.reference,
@@ -250,10 +250,10 @@ class TfrecordSource(Source):
             raise source_error(
                 self.reference, f"{self.reference} has no split train, only {', '.join(sorted(filter(None, present)))}."
             )
-        return {group: group for group in found}
+        return {group: group for group in listed}
 
     def stamp(self) -> str:
-        status = [(file, (found := file.path.stat()).st_size, found.st_mtime_ns) for file in self._files]
+        status = [(file, (file_stat := file.path.stat()).st_size, file_stat.st_mtime_ns) for file in self._files]
         return hashlib.sha256(repr((status, self._layout, self._group)).encode()).hexdigest()
 
     def reader(self, scratch: Path) -> TfrecordReader:  # noqa: ARG002
@@ -342,14 +342,14 @@ def open_tfrecord(
     root = Path(os.path.commonpath([path.parent for path in paths]))
     files = [RecordFile(path, path.relative_to(root).as_posix(), splits[path]) for path in paths]
     layout = record_layout(read_features(settings, paths[0].parent), settings, task, group_column)
-    found = SPLIT_TOKEN.search(paths[0].name)
-    name = paths[0].name[: found.start()] if found and found.start() else root.name
+    match = SPLIT_TOKEN.search(paths[0].name)
+    name = paths[0].name[: match.start()] if match and match.start() else root.name
     return TfrecordSource(valid_name(name), settings, files, layout, group_column)
 
 
 def _split_of(path: Path) -> str | None:
-    found = SPLIT_TOKEN.findall(path.name)
-    return SPLIT_FOLDERS.get((found[-1] if found else path.parent.name).lower())
+    tokens = SPLIT_TOKEN.findall(path.name)
+    return SPLIT_FOLDERS.get((tokens[-1] if tokens else path.parent.name).lower())
 
 
 def require_feature(name: str | None, features: Iterable[str]) -> str | None:

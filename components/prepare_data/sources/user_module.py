@@ -88,9 +88,9 @@ class ModuleSource(Source):
             but=(group_column or "",),
         )
 
-    def classes(self, found: Iterable[str]) -> list[str]:
-        found = list(found)
-        return sorted(found, key=int) if all(WHOLE_NUMBER.match(label) for label in found) else sorted(found)
+    def classes(self, listed: Iterable[str]) -> list[str]:
+        listed = list(listed)
+        return sorted(listed, key=int) if all(WHOLE_NUMBER.match(label) for label in listed) else sorted(listed)
 
     def parts(self) -> list[str]:
         return [self.reference]
@@ -123,9 +123,9 @@ class ModuleSource(Source):
             if check:
                 check.compare(number + 1, b"")
             if twice := keys.twice():
-                key, one, other = twice
+                key, first, second = twice
                 raise self._mistake(
-                    f"{self.reference} yields the key {readable(key)} twice: examples {one:,} and {other:,}."
+                    f"{self.reference} yields the key {readable(key)} twice: examples {first:,} and {second:,}."
                 )
             for key, entry in keys.by_content():
                 yield key, *entry
@@ -138,16 +138,16 @@ class ModuleSource(Source):
             except Unusable:
                 yield digest(None)
 
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        found = list(found)
-        splits = {split for split, _ in found}
-        if not found:
+    def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
+        listed = list(listed)
+        splits = {split for split, _ in listed}
+        if not listed:
             raise self._mistake(f"{self.reference} yields no usable example.")
         if splits != {None} and None in splits:
             raise self._mistake(f"Some examples of {self.reference} have a split, others do not.")
         if splits != {None} and "train" not in splits:
             raise self._mistake(f"{self.reference} yields no example of the split train.")
-        return {group: group for group in found}
+        return {group: group for group in listed}
 
     def reader(self, scratch: Path) -> ModuleReader:
         return ModuleReader(scratch / SPOOL)
@@ -186,9 +186,9 @@ class ModuleSource(Source):
         needed = [self._image] * (self._settings.image is not None) + [self._label]
         if not isinstance(first, Mapping) or any(name not in first for name in needed):
             names = ", ".join(map(str, first)) if isinstance(first, Mapping) else ""
-            found = f"has {names}" if isinstance(first, Mapping) else f"is a {type(first).__name__}"
+            description = f"has {names}" if isinstance(first, Mapping) else f"is a {type(first).__name__}"
             raise self._mistake(
-                f"The first example of {self.reference} is not a dict with {' and '.join(needed)}; it {found}.",
+                f"The first example of {self.reference} is not a dict with {' and '.join(needed)}; it {description}.",
                 fix="set data.image and data.label if the two have other names",
             )
         if not has_image and (name := next((name for name in first if looks_like_image(first[name])), None)):
@@ -274,8 +274,8 @@ class ModuleSource(Source):
             ]
             return b"" if self.has_image else content_digest(stored.label, learned)
         feature = dict(stored.additional)[stored_name(self._group).encode()]
-        found = values(feature)
-        return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
+        decoded = values(feature)
+        return decoded[0] if len(decoded) == 1 and isinstance(decoded[0], bytes) else repr(decoded).encode()
 
     def _mistake(self, message: str, fix: str | None = None) -> UserError:
         return source_error(self.reference, message, allowed=CONTRACT, fix=fix)
@@ -344,8 +344,8 @@ def print_digests() -> NoReturn:
     settings = DataSettings.model_validate_json(sys.argv[1])
     status = 0
     try:
-        for found in ModuleSource(settings.source, settings, None, cast("TaskName", sys.argv[2])).digests():
-            output.write(found)
+        for example_digest in ModuleSource(settings.source, settings, None, cast("TaskName", sys.argv[2])).digests():
+            output.write(example_digest)
     except UserError as error:
         print(error.message, file=sys.stderr)
         status = FAILED

@@ -91,10 +91,10 @@ def label_value(task: TaskName, value: object) -> tuple[str, bytes | None]:
             raise Unusable(f"its target {value!r:.80} is not a finite number")
         return "", Kind("number").encode(target)
     if task == "multilabel":
-        found = names_of(value)
-        if found is None:
+        label_names = names_of(value)
+        if label_names is None:
             raise Unusable(f"its label {value!r:.80} is not a list of names")
-        names = sorted({label_of(name) for name in found})
+        names = sorted({label_of(name) for name in label_names})
         return LABEL_SEPARATOR.join(names), bytes_feature(name.encode() for name in names)
     return label_of(value), None
 
@@ -151,10 +151,10 @@ def target_of(value: object) -> float | None:
 def split_of(value: object) -> str | None:
     if value is None:
         return None
-    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
-    if found is None:
+    split = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
+    if split is None:
         raise Unusable(f"its split {value!r} is not train, validation or test")
-    return found
+    return split
 
 
 @runtime_checkable
@@ -180,10 +180,10 @@ def encoded_image(value: object) -> bytes:
     if isinstance(value, str | os.PathLike):
         return file_content(local_path(os.fspath(value)).expanduser(), f"its image {os.fspath(value)}")
     if isinstance(value, Mapping):  # as Hugging Face's data sets have images
-        found = next((value[name] for name in ("bytes", "path") if value.get(name) is not None), None)
-        if isinstance(found, Mapping) or not value.keys() <= {"bytes", "path"} or found is None:
+        content = next((value[name] for name in ("bytes", "path") if value.get(name) is not None), None)
+        if isinstance(content, Mapping) or not value.keys() <= {"bytes", "path"} or content is None:
             raise Unusable("its image is a dict without bytes and path")
-        return encoded_image(found)
+        return encoded_image(content)
     if hasattr(value, "numpy"):
         value = value.numpy()
     elif hasattr(value, "getbands"):  # Pillow's
@@ -240,16 +240,16 @@ def looks_like_image(value: object) -> bool:
     )
 
 
-def file_content(path: Path, what: str) -> bytes:
-    """Return the bytes of an image file, which the message of Unusable calls `what`."""
+def file_content(path: Path, subject: str) -> bytes:
+    """Return the bytes of an image file, which the message of Unusable calls `subject`."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise Unusable(f"{what} is not a file")
+            raise Unusable(f"{subject} is not a file")
         check_bytes(status.st_size)
         return path.read_bytes()
     except OSError as error:
-        raise Unusable(f"{what} cannot be read: {error.strerror}") from None
+        raise Unusable(f"{subject} cannot be read: {error.strerror}") from None
 
 
 def encoded_feature(name: str, kind: Kind, value: object) -> bytes:

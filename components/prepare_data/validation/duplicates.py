@@ -86,9 +86,9 @@ def equal_images(shards: Sequence[HashedShard], path: Path) -> Iterator[list[Sto
         for number, offset in zip(*shard.columns(), strict=True):
             if number in records:
                 records[number].append((shard, offset))
-    for found in records.values():
+    for locations in records.values():
         equal: dict[bytes, list[Stored]] = {}
-        for shard, offset in found:
+        for shard, offset in locations:
             with shard.path.open("rb") as file:
                 image, key, label = stored_parts(features_of(next(read_records(file, offset))))
             equal.setdefault(hashlib.sha256(image).digest(), []).append(Stored(key, shard.split, label))
@@ -100,11 +100,11 @@ def copies_of(equal: list[Stored]) -> Iterator[Copy]:
 
     Several copies in one split, and in no other, do not count.
     """
-    keeper = min((each.split for each in equal), key=KEEPERS.index)
-    kept = min(each.key for each in equal if each.split == keeper)
-    for each in equal:
-        if each.split != keeper:
-            yield Copy(each.key, each.split, kept, keeper)
+    keeper = min((stored.split for stored in equal), key=KEEPERS.index)
+    kept = min(stored.key for stored in equal if stored.split == keeper)
+    for example in equal:
+        if example.split != keeper:
+            yield Copy(example.key, example.split, kept, keeper)
 
 
 def find_copies(
@@ -123,8 +123,8 @@ def find_copies(
     for equal in equal_images(shards, path):
         copies += copies_of(equal)
         keys: dict[Label, bytes] = {}
-        for each in equal:
-            keys[each.label] = min(each.key, keys.get(each.label, each.key))
+        for example in equal:
+            keys[example.label] = min(example.key, keys.get(example.label, example.key))
         if len(keys) > 1:
             count += 1
             text = " = ".join(sorted(f"{readable(key)} ({text_of(label)})" for label, key in keys.items()))

@@ -77,8 +77,8 @@ def _of_texts(texts: Sequence[Value]) -> NDArray[np.int64]:
     numbers: dict[Value, int] = {}
     index = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     counts = np.bincount(index)
-    found: NDArray[np.int64] = np.where(counts[index] < FEWEST_OF_TEXT, len(counts), index)
-    return found
+    merged: NDArray[np.int64] = np.where(counts[index] < FEWEST_OF_TEXT, len(counts), index)
+    return merged
 
 
 def _out_of_fold(bins: NDArray[np.int64], targets: Floats) -> Floats:
@@ -86,9 +86,9 @@ def _out_of_fold(bins: NDArray[np.int64], targets: Floats) -> Floats:
     folds = np.random.default_rng(SEED).integers(FOLDS, size=len(bins))
     cells = bins * FOLDS + folds
     size = (int(bins.max()) + 1) * FOLDS
-    others = _without(np.bincount(cells, minlength=size))[cells]
+    other_counts = _without(np.bincount(cells, minlength=size))[cells]
     sums = [_without(np.bincount(cells, target, size))[cells] for target in targets.T]
-    return (np.stack(sums, axis=1) + targets.mean(axis=0)) / (others + 1)[:, None]
+    return (np.stack(sums, axis=1) + targets.mean(axis=0)) / (other_counts + 1)[:, None]
 
 
 def _without(cells: NDArray[np.generic]) -> Floats:
@@ -115,5 +115,5 @@ def _days(value: Value, order: Order) -> float:
     matched = re.fullmatch(PATTERNS[order], value.decode(errors="replace")) if isinstance(value, bytes) else None
     if matched is None:
         return float("nan")
-    found = moment(*(int(matched[part] or 0) for part in PARTS))
-    return float(found.days + found.second / SECONDS)
+    date = moment(*(int(matched[part] or 0) for part in PARTS))
+    return float(date.days + date.second / SECONDS)

@@ -88,7 +88,7 @@ def near_model_notes(folder: Path, manifest: Manifest, metrics: Mapping[str, flo
 def _comparable(manifest: Manifest) -> list[str]:
     """Return the inputs of one value; none of a task with several labels."""
     inputs = manifest.inputs.items() if manifest.task != "multilabel" else ()
-    return [name for name, each in inputs if each.kind != "image" and not each.stored_shape]
+    return [name for name, network_input in inputs if network_input.kind != "image" and not network_input.stored_shape]
 
 
 def _scores(folder: Path, manifest: Manifest, names: Sequence[str], count: int, least: float) -> Scores:

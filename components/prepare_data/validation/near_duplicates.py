@@ -31,13 +31,13 @@ def across_splits(groups: Sequence[Sequence[bytes]], split_of: dict[bytes, str])
     return sorted(copy for group in stored if group for copy in copies_of(group))
 
 
-def near_duplicate_notes(found: Sequence[Copy]) -> list[str]:
+def near_duplicate_notes(copies: Sequence[Copy]) -> list[str]:
     """Return a note on images that look the same as one in another split, if there are any."""
-    if not found:
+    if not copies:
         return []
-    named = [f"{readable(each.key)} ({each.split}) ~ {readable(each.kept)} ({each.keeper})" for each in found]
-    more = f"; and {len(found) - MAX_NAMED:,} more" if len(found) > MAX_NAMED else ""
-    many = "1 image looks" if len(found) == 1 else f"{len(found):,} images look"
+    named = [f"{readable(copy.key)} ({copy.split}) ~ {readable(copy.kept)} ({copy.keeper})" for copy in copies]
+    more = f"; and {len(copies) - MAX_NAMED:,} more" if len(copies) > MAX_NAMED else ""
+    many = "1 image looks" if len(copies) == 1 else f"{len(copies):,} images look"
     return [
         f"{many} the same as one in another split: {'; '.join(named[:MAX_NAMED])}{more}. The evaluation metrics may be "
         "better than for new images; --set data.near_duplicates=group keeps such images in one split."

@@ -84,9 +84,10 @@ def blank_notes(folder: Path, manifest: Manifest) -> list[str]:
         )
     if blank + faint < max(FEWEST_NOTED, NOTED * total):
         return []
-    what = f"fewer than {FEWEST_LEVELS} of 256 levels" if faint else "the same single color"
+    appearance = f"fewer than {FEWEST_LEVELS} of 256 levels" if faint else "the same single color"
     return [
-        f"The network sees {what} in {blank + faint:,} of {total:,} training images{because}: {PAGE}, says what helps."
+        f"The network sees {appearance} in {blank + faint:,} of {total:,} training images{because}: {PAGE}, says what "
+        "helps."
     ]
 
 

@@ -59,7 +59,7 @@ def find_groups(files: Iterable[Path]) -> list[list[bytes]]:
     parts = [pixels[start : start + COMPARED_AT_ONCE] for start in range(0, len(pixels), COMPARED_AT_ONCE)]
     usable = np.flatnonzero(np.concatenate([np.empty(0), *(part.std(axis=1) for part in parts)]) >= CONTRAST)
     pixels = pixels[usable]
-    pairs = [np.empty((0, 2), np.int64), *(_same(pixels, found) for found in _candidates(_hashes(pixels)))]
+    pairs = [np.empty((0, 2), np.int64), *(_same(pixels, candidates) for candidates in _candidates(_hashes(pixels)))]
     first, second = np.concatenate(pairs).T
     if not len(first):
         return []
@@ -74,12 +74,12 @@ def find_groups(files: Iterable[Path]) -> list[list[bytes]]:
 def _hashes(pixels: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Return the perceptual hashes of thumbnails: the signs of 64 random projections."""
     directions = np.random.RandomState(0).normal(size=(PIXELS, HASH_BITS)).astype(np.float32)  # the same everywhere
-    found = np.empty(len(pixels), np.uint64)
+    hashes = np.empty(len(pixels), np.uint64)
     for start in range(0, len(pixels), COMPARED_AT_ONCE):
         some = pixels[start : start + COMPARED_AT_ONCE]
         bits = np.packbits(_normal(some) @ directions > 0, axis=1)
-        found[start : start + len(some)] = bits.view(np.uint64)[:, 0]
-    return found
+        hashes[start : start + len(some)] = bits.view(np.uint64)[:, 0]
+    return hashes
 
 
 def _candidates(hashes: NDArray[np.uint64]) -> Iterator[NDArray[np.int64]]:

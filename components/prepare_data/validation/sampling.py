@@ -48,14 +48,14 @@ def sentence(checked: Checked) -> str:
         return f"Every image was decoded in full.{damaged}"
     if checked.check == "header":
         return "The header of every image was checked; no image was decoded in full (data.check=header)."
-    found = "all of them successfully"
+    outcome = "all of them successfully"
     if checked.undecodable:
         percent = 100 * checked.undecodable / checked.decoded
-        found = (
+        outcome = (
             f"but {checked.undecodable:,} of them ({percent:.3g} %) cannot be decoded although their headers are "
             "valid; expect about the same fraction of the other images"
         )
     return (
         f"The header of every image was checked. A sample of {checked.decoded:,} of {checked.images:,} images was "
-        f"decoded in full, {found}.{damaged} To decode all images, use --set data.check=decode."
+        f"decoded in full, {outcome}.{damaged} To decode all images, use --set data.check=decode."
     )

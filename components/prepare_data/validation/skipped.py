@@ -49,11 +49,11 @@ class SkippedImages(BaseModel):
     def stored_in(cls, path: Path) -> SkippedImages:
         """Return what a killed run stored in the file, or nothing skipped."""
         try:
-            found = cls.model_validate_json(path.read_bytes())
+            skipped = cls.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):
-            found = cls()
-        found._path = path
-        return found
+            skipped = cls()
+        skipped._path = path
+        return skipped
 
     @property
     def unusable(self) -> frozenset[bytes]:
@@ -67,14 +67,14 @@ class SkippedImages(BaseModel):
         self.damaged += tally.damaged
         self.damaged_images = tally.damaged_images
 
-    def add(self, found: list[tuple[bytes, str]]) -> None:
+    def add(self, unusable: list[tuple[bytes, str]]) -> None:
         """Skip unusable images."""
-        self.reasons.update(found)
+        self.reasons.update(unusable)
         self._store()
 
-    def add_copies(self, found: Iterable[Copy]) -> None:
+    def add_copies(self, copies: Iterable[Copy]) -> None:
         """Skip images that are also in another split."""
-        for copy in found:
+        for copy in copies:
             self.reasons[copy.key] = copy.reason
             self.copies[copy.key] = copy.split
         self._store()
@@ -103,7 +103,7 @@ class SkippedImages(BaseModel):
 def too_many(
     count: int,
     total: int,
-    found: list[tuple[bytes, str]],
+    unusable: list[tuple[bytes, str]],
     settings: DataSettings,
     item: str = "image",
     *,
@@ -116,7 +116,7 @@ def too_many(
     Args:
         count: The number of unusable images.
         total: The number of all images.
-        found: Keys and reasons of some of the unusable images.
+        unusable: Keys and reasons of some of the unusable images.
         settings: The user's settings.
         item: What an example is called.
         damaged: The number of unusable images that could be used with another data.damaged.
@@ -127,7 +127,7 @@ def too_many(
         damaged = 0
     enough = math.ceil(count / total * 10_000) / 10_000
     problem = Problem(
-        f"{count:,} of {total:,} {item}s cannot be used: {_named(sorted(found), count)}.",
+        f"{count:,} of {total:,} {item}s cannot be used: {_named(sorted(unusable), count)}.",
         setting="data.skip_corrupt",
         value=settings.skip_corrupt,
         allowed=f"at most a fraction of {settings.skip_corrupt:.4g} of the {item}s may be skipped",
@@ -138,6 +138,6 @@ def too_many(
     return [problem]
 
 
-def _named(found: list[tuple[bytes, str]], count: int) -> str:
-    named = [f"{readable(key)} ({reason})" for key, reason in found[:MAX_NAMED]]
+def _named(unusable: list[tuple[bytes, str]], count: int) -> str:
+    named = [f"{readable(key)} ({reason})" for key, reason in unusable[:MAX_NAMED]]
     return "; ".join([*named, *([f"and {count - len(named):,} more"] if count > len(named) else [])])

@@ -186,39 +186,39 @@ def notes(classes: Iterable[str], tally: Tally) -> list[str]:
     alike: dict[str, list[str]] = {}
     for name in classes:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
-    found = []
+    texts = []
     for names in alike.values():
         if len(names) > 1:
             # Names that differ only in their Unicode form look identical unless they are escaped.
             same = len({unicodedata.normalize("NFC", name) for name in names}) < len(names)
             listed = ", ".join(map(ascii if same else repr, names))
-            found.append(
+            texts.append(
                 f"The names of some classes differ only in case, spaces or Unicode form: {listed}. They are treated as "
                 "different classes. If they are the same class, rename them in the source."
             )
     if tally.converted:
         listed = "; ".join(f"{count:,} {how}" for how, count in tally.converted.items())
-        found.append(f"Some of the {tally.examples:,} images are stored differently than in the source: {listed}.")
-    return found
+        texts.append(f"Some of the {tally.examples:,} images are stored differently than in the source: {listed}.")
+    return texts
 
 
 def conversions(info: ImageInfo) -> list[str]:
     """Return how a stored image differs from the source's."""
-    found = [f"from {FORMATS[info.format].name} to {info.encoding.upper()}"] if info.format else []
-    found += ["turned upright by their EXIF orientation"] * (info.orientation != 1)
-    found += ["from CMYK to RGB"] * info.cmyk
-    return found + ["resized"] * info.resized
+    differences = [f"from {FORMATS[info.format].name} to {info.encoding.upper()}"] if info.format else []
+    differences += ["turned upright by their EXIF orientation"] * (info.orientation != 1)
+    differences += ["from CMYK to RGB"] * info.cmyk
+    return differences + ["resized"] * info.resized
 
 
 def missing_labels(splits: Mapping[str, Split]) -> list[str]:
     """Return a note for each split without an example of some labels, which only the task multilabel permits."""
-    found = []
+    texts = []
     for name, split in splits.items():
         missing = [label for label, count in split.classes.items() if not count]
         if missing:
             listed = ", ".join(missing[:MAX_LABELS_NAMED]) + (", …" if len(missing) > MAX_LABELS_NAMED else "")
-            found.append(f"The split {name} has no example with the labels {listed}.")
-    return found
+            texts.append(f"The split {name} has no example with the labels {listed}.")
+    return texts
 
 
 def several_sizes(tally: Tally, source: str) -> list[Problem]:

@@ -133,7 +133,7 @@ class SetWriter:
             self._skipped.add_copies(copies)
             results = self._write_shards(name)
         self._check_classes(results)
-        records = {split: [result.content for result in found] for split, found in results.items()}
+        records = {split: [result.content for result in shard_results] for split, shard_results in results.items()}
         return self._finish(name, fingerprint(records), results, combine(_tallies(results)))
 
     def read(self, name: str) -> Records:
@@ -144,9 +144,9 @@ class SetWriter:
         progress = Progress(plan.examples(), f"{self._source.item}s")
         hasher = ShardHasher(self._source, self._listing.spool, self._plan.classes)
         with Workers(hasher, worker_count(self._settings.workers)) as workers:
-            found = dict(workers.run(list(tasks.values()), progress.advance))
+            contents = dict(workers.run(list(tasks.values()), progress.advance))
         numbers = list(enumerate(tasks))
-        return {split: [found[number] for number, (of, _) in numbers if of == split] for split in SPLITS}
+        return {split: [contents[number] for number, (of, _) in numbers if of == split] for split in SPLITS}
 
     def validate(self, name: str) -> Tally:
         """Validate all images without writing them; return their tally."""
@@ -197,11 +197,11 @@ class SetWriter:
         plan = self._current_plan()
         if not self.lists.exists():  # all shards were written by an earlier, killed run
             self.deal(plan)
-        wanted = {key for group in groups for key in group}
+        grouped = {key for group in groups for key in group}
         lists = [
             (split, list_path(self.lists, split, number)) for split in SPLITS for number in range(plan.shards[split])
         ]
-        split_of = {example[0]: split for split, path in lists for example in read_list(path) if example[0] in wanted}
+        split_of = {example[0]: split for split, path in lists for example in read_list(path) if example[0] in grouped}
         return across_splits(groups, split_of)
 
     def _problems(self, tally: Tally, copies: list[Copy]) -> list[Problem]:
@@ -214,9 +214,9 @@ class SetWriter:
     def unusable(self, tally: Tally) -> list[Problem]:
         """Return the problem that there are more unusable examples than data.skip_corrupt allows, if there are."""
         unlisted = self._listing.ignored
-        count, total = (own + unlisted.unusable_count for own in (tally.skipped_count, self._plan.examples()))
-        found = [*unlisted.unusable, *tally.skipped]
-        return too_many(count, total, found, self._settings, self._source.item, damaged=tally.damaged)
+        count, total = (number + unlisted.unusable_count for number in (tally.skipped_count, self._plan.examples()))
+        examples = [*unlisted.unusable, *tally.skipped]
+        return too_many(count, total, examples, self._settings, self._source.item, damaged=tally.damaged)
 
     def _tell_checked(self) -> None:
         if self._source.has_image and (checked := self._checked()).check == "sample":
@@ -227,8 +227,8 @@ class SetWriter:
         classes = self._plan.classes if self._source.task == "classification" else [""]
         listed = {label for _, label in self._plan.blocks}
         present = {
-            split: {classes[label] for result in found for label in result.tally.classes}
-            for split, found in results.items()
+            split: {classes[label] for result in shard_results for label in result.tally.classes}
+            for split, shard_results in results.items()
         }
         item = self._source.item
         fix = f"remove the wrong copies: all {item}s of {{label}} in the split {{split}} are also in another split"
@@ -236,9 +236,9 @@ class SetWriter:
 
     def _checked(self) -> Checked:
         """Return how the images were validated; valid after all shards were written once."""
-        images, found = self._plan.examples(), self._skipped
+        images, skipped = self._plan.examples(), self._skipped
         check = check_for(self._settings, images)
-        counts = {name: getattr(found, name) for name in COUNTS}
+        counts = {name: getattr(skipped, name) for name in COUNTS}
         return Checked(check=check, images=images, **counts)
 
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
@@ -247,8 +247,8 @@ class SetWriter:
         events.phase("comparing the images")
         shards = [
             HashedShard(split, self._set / result.shard.file, self._results / result.hashes.file)
-            for split, found in results.items()
-            for result in found
+            for split, shard_results in results.items()
+            for result in shard_results
             if result.shard and result.hashes
         ]
         copies, self._skipped.conflicts = find_copies(shards, self._scratch / "hashes", self._text_of)
@@ -282,13 +282,13 @@ class SetWriter:
 
     def _run_tasks(self, tasks: list[ShardTask], plan: Plan) -> list[ShardResult]:
         """Run the tasks that an earlier, killed run did not finish; return the results of all, in order."""
-        results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
+        results = {index: shard for index, task in enumerate(tasks) if (shard := finished(task))}
         missing = [index for index in range(len(tasks)) if index not in results]
         if missing:
             events.phase(f"dividing the {self._source.item}s")
             self.deal(plan)
         progress = Progress(plan.examples(), f"{self._source.item}s")
-        progress.advance(sum(found.tally.examples + found.tally.skipped_count for found in results.values()))
+        progress.advance(sum(shard.tally.examples + shard.tally.skipped_count for shard in results.values()))
         for position, result in self._run([tasks[index] for index in missing], progress.advance):
             results[missing[position]] = result
         return [results[index] for index in range(len(tasks))]
@@ -369,7 +369,10 @@ class SetWriter:
         events.phase("writing the statistics")
         for stray in self._set.glob(".*"):  # unfinished files of killed workers
             stray.unlink()
-        statistics = {split: combine_statistics(result.inputs for result in found) for split, found in results.items()}
+        statistics = {
+            split: combine_statistics(result.inputs for result in split_results)
+            for split, split_results in results.items()
+        }
         about = self._manifest(name, fingerprint, results, tally, statistics)
         near = self._across_splits()
         notes_on_splits = [*near_duplicate_notes(near), *leak_notes(self._set, about), *blank_notes(self._set, about)]
@@ -377,9 +380,9 @@ class SetWriter:
         if about.target:
             notes_on_splits += outlier_notes(self._set, about, statistics["train"][LABEL])
         about = about.model_copy(update={"notes": [*about.notes, *notes_on_splits]})
-        for split, found in results.items():
+        for split, shard_results in results.items():
             with (self._set / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
-                for result in found:
+                for result in shard_results:
                     if result.hashes:
                         hashes = (self._results / result.hashes.file).read_bytes()
                         file.write(hashes[: len(hashes) // 2])  # without the offsets
@@ -397,7 +400,7 @@ class SetWriter:
         statistics: Mapping[str, Statistics],
     ) -> Manifest:
         settings, classes, source = self._settings, self._plan.classes, self._source
-        own_sizes = [(found.height, found.width) for found in tally.sizes]
+        own_sizes = [(image_size.height, image_size.width) for image_size in tally.sizes]
         size = (settings.image_size or own_sizes[0]) if source.has_image else (0, 0)
         train, everything = statistics["train"], combine_statistics(statistics.values())
         formats = {stored_name(name): written for name, written in settings.number_format.items()}
@@ -405,7 +408,7 @@ class SetWriter:
         skipped = sorted([*unlisted.unusable, *self._skipped.listed()])[:MAX_SKIPPED_LISTED]
         reasons = unlisted.reasons + Counter(map(common_reason, self._skipped.reasons.values()))
         splits = {
-            split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
+            split: _split_record(of_split, classes, statistics[split].get(LABEL)) for split, of_split in results.items()
         }
         return Manifest(
             name=name,
@@ -500,7 +503,7 @@ def finished(task: ShardTask) -> ShardResult | None:
 
 
 def _tallies(results: Mapping[str, list[ShardResult]]) -> Iterator[Tally]:
-    return (result.tally for found in results.values() for result in found)
+    return (result.tally for shard_results in results.values() for result in shard_results)
 
 
 def _split_record(results: list[ShardResult], classes: list[str], labels: InputStatistics | None) -> Split:

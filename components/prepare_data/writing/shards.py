@@ -147,17 +147,17 @@ class ShardWriter:
         if self._reader is None:
             self._reader = self._source.reader(remote.local_copies(self._scratch, self._source.spooled))
         thumbnails = Thumbnails() if task.compared else None
-        found: Iterator[object]
+        output: Iterator[object]
         if isinstance(self._reader, RowReader):
-            found = blocks = self._rows(self._reader, task, counter, inputs, tick)
+            output = blocks = self._rows(self._reader, task, counter, inputs, tick)
             write = functools.partial(_write_blocks, blocks)
         else:
             contents = read_contents(task.examples) if task.by_content and not self._source.has_image else {}
             examples = self._usable(task, read_list(task.examples), counter, inputs, tick, thumbnails)
-            found = records = self._records(task, examples, contents)
+            output = records = self._records(task, examples, contents)
             write = functools.partial(_write_records, records)
         if task.path is None:
-            collections.deque(found, maxlen=0)
+            collections.deque(output, maxlen=0)
             result = ShardResult(tally=counter.tally(), inputs=inputs.statistics)
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
@@ -191,7 +191,7 @@ class ShardWriter:
         see = thumbnails.see if thumbnails else None
         assert self._reader is not None
         reader, read, below = self._reader, self._reader.read, task.decoded_below
-        headers, whole, others = Inspector(whole=False), Inspector(whole=True, see=see), Inspector(whole=True)
+        headers, whole, additional_whole = Inspector(whole=False), Inspector(whole=True, see=see), Inspector(whole=True)
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
         has_additional, seen, last_info, changed = self._has_additional, None, None, False
         additional: Additional = []
@@ -220,8 +220,10 @@ class ShardWriter:
                 damage = seen.damage if seen else ""
                 if has_additional:
                     additional = self._with_labels(reader.additional(offset))
-                    stored_additional, found = store_additional(additional, task.images, others if decoded else headers)
-                    damage = found or damage
+                    stored_additional, feature_damage = store_additional(
+                        additional, task.images, additional_whole if decoded else headers
+                    )
+                    damage = feature_damage or damage
                 if damage and decoded and task.refuse_damaged:
                     raise Damaged(f"it is damaged: {damage}")
                 if counted:
@@ -241,9 +243,9 @@ class ShardWriter:
         """Return an example's features, with 0 or 1 for each label in place of the labels' names."""
         if not self._labels:
             return list(features)
-        found = dict(features)
-        found[LABEL.encode()] = self._indicators(found[LABEL.encode()])
-        return list(found.items())
+        by_name = dict(features)
+        by_name[LABEL.encode()] = self._indicators(by_name[LABEL.encode()])
+        return list(by_name.items())
 
     def _indicators(self, names: bytes) -> bytes:
         """Return the Feature with 0 or 1 for each label, from that of an example's labels."""
@@ -255,8 +257,8 @@ class ShardWriter:
 
     def _record(self, image: bytes, key: bytes, label: int, additional: Additional) -> bytes:
         if self._has_additional:
-            own = image if self._source.has_image else None
-            return self._encoder.encode_with(own, key, label if self._has_class else None, additional)
+            stored_image = image if self._source.has_image else None
+            return self._encoder.encode_with(stored_image, key, label if self._has_class else None, additional)
         return self._encoder.encode(image, key, label)
 
     def _records(
@@ -288,9 +290,9 @@ class ShardWriter:
                 inputs.add_rows(rows)
             except Unusable:  # some cannot be used
                 contents = dict(zip(part.keys, part.contents, strict=True)) if task.by_content else {}
-                found = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick), contents)]
-                encoded = [each[1] for each in found]
-                hashes = array("Q", [each[0] for each in found])
+                hashed = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick), contents)]
+                encoded = [record[1] for record in hashed]
+                hashes = array("Q", [record[0] for record in hashed])
                 yield hashes, array("Q", map(len, encoded)), b"".join(encoded)
                 continue
             counter.add_classes(part.classes())
@@ -338,13 +340,13 @@ def store_additional(additional: Additional, images: list[bytes], inspector: Ins
         if name not in images:
             continue
         try:
-            found = [_stored(image if isinstance(image, bytes) else b"", inspector) for image in values(feature)]
+            validated = [_stored(image if isinstance(image, bytes) else b"", inspector) for image in values(feature)]
         except Unusable as reason:
             raise type(reason)(f"its {name.decode()}: {reason}") from None
-        for _, info in found:
+        for _, info in validated:
             damage = f"its {name.decode()}: {info.damage}" if info.damage else damage
-        if any(info.is_converted for _, info in found):
-            converted[name] = bytes_feature([image for image, _ in found])
+        if any(info.is_converted for _, info in validated):
+            converted[name] = bytes_feature([image for image, _ in validated])
     return [(name, converted.get(name, feature)) for name, feature in additional] if converted else additional, damage
 
 
