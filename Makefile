@@ -60,7 +60,7 @@ rehearse: $(STAMP) ## Run a worker layout locally for a few steps (CONFIG, HARDW
 
 .PHONY: compile
 compile: $(STAMP) ## Compile the pipeline for TARGET to spec.yaml (CONFIG, HARDWARE)
-	$(BIN)/slipway compile $(options) --target $(TARGET) -o spec.yaml
+	$(BIN)/slipway config compile $(options) --target $(TARGET) -o spec.yaml
 
 .PHONY: check
 check: lint ## Lint and run the fast tests, in about four minutes

@@ -74,11 +74,14 @@ class Command:
     """A command, or a group of commands, of `slipway`.
 
     Attributes:
-        panel: The title above it in `slipway --help`.
+        panel: The title above it in `slipway --help`; "" in a group, whose help has one list.
         name: Its name.
-        source: Its function, or the `typer.Typer` of a group, as "module:function".
+        source: Its function, or the `typer.Typer` of a group, as "module:function"; "" for a group that has only
+            commands of other rows, and exists if there are any.
         help: The first paragraph of its help, which is that of the function's docstring.
         examples: The lines below its help.
+        group: The name of the group of commands that it belongs to, such as "runs" for `slipway runs clean`, which
+            exists only if the group does; "" for the top level, which is for what is typed every day.
     """
 
     panel: str
@@ -86,6 +89,7 @@ class Command:
     source: str
     help: str
     examples: tuple[str, ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True)

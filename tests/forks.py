@@ -201,7 +201,7 @@ def main() -> None:
     from slipway.pipelines.cli.app import COMMANDS
 
     channel = socket.socket(fileno=int(sys.argv[1]))
-    commands = {f"slipway.pipelines.{row.source.partition(':')[0]}" for row in COMMANDS}
+    commands = {f"slipway.pipelines.{row.source.partition(':')[0]}" for row in COMMANDS if row.source}
     import_all((*forkserver.PROGRAMS, *forkserver.LATER, *sorted(commands), f"{SERVER}.app"))
     import_for_training(sys.argv[2])
     for program in PROGRAMS:

@@ -55,7 +55,7 @@ class Outcome:
         deployed: The id of the deployed model.
         status: Whether it has all traffic now, had it before, or was removed again.
         reason: Why it was removed.
-        previous: The version that `slipway rollback` returns to.
+        previous: The version that `slipway endpoints rollback` returns to.
         results: Results of the probe requests, by percentage of the traffic.
     """
 
@@ -233,7 +233,7 @@ class _Rollout:
         self.candidate = deployment.deployed_id(version.name, version.run_id)
         self.text = version.display_name.removeprefix(DISPLAY_PREFIX)
         self.again = f"slipway deploy --endpoint {deployment.name} --version {version.number}"
-        self.back = f"slipway rollback --endpoint {deployment.name}"
+        self.back = f"slipway endpoints rollback --endpoint {deployment.name}"
         self._given = 0
 
     def current(self, endpoint: Endpoint) -> str:

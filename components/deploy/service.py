@@ -2,8 +2,8 @@
 
 An endpoint's labels record its rollout. They change together with the traffic in one update, so they are never out of
 step with it: ROLLOUT is the id of the deployed model that is being rolled out, PREVIOUS that of the one to which
-`slipway rollback` returns, and LEFT that of the one that a rollback has left. Every write reads the endpoint first and
-sends its etag.
+`slipway endpoints rollback` returns, and LEFT that of the one that a rollback has left. Every write reads the endpoint
+first and sends its etag.
 """
 
 from __future__ import annotations

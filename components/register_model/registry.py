@@ -55,7 +55,7 @@ class RegisterSettings(Settings):
     signing_key: str | None = Field(
         default=None,
         description="Private key (Ed25519, P-256, P-384 or P-521, in a PEM file) with which the provenance of versions "
-        "that are registered on this machine is signed, for `slipway verify --key`; null: it is not signed.",
+        "that are registered on this machine is signed, for `slipway runs verify --key`; null: it is not signed.",
     )
     model: str | None = Field(
         default=None,

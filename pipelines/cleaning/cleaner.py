@@ -93,7 +93,7 @@ class Cleaner(ABC):
 def _only_here(option: str, path: str) -> UserError:
     return UserError(
         f"{option} is for runs and data sets of this machine.", setting=option, value=path,
-        fix=f"slipway clean {option} {shlex.quote(path)}, without --target",
+        fix=f"slipway runs clean {option} {shlex.quote(path)}, without --target",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`slipway clean`: list or delete what is old and not needed, say why the rest is kept, and restore."""
+"""`slipway runs clean`: list or delete what is old and not needed, say why the rest is kept, and restore."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def clean(
         if apply and unneeded:
             say(f"{len(deleted):,} deleted, {size}")
         if deleted and is_here:
-            say("in .trash for a day, until the next clean; to put one back: slipway clean --restore PATH")
+            say("in .trash for a day, until the next clean; to put one back: slipway runs clean --restore PATH")
     if running := cleaner.in_progress():
         say(f"no data set is deleted while a run is in progress: {', '.join(running[:3])}; see slipway status")
     for left in cleaner.left():
@@ -100,5 +100,5 @@ def clean(
     if not unneeded:
         say(f"nothing is older than {older} and not needed")
     elif not apply:
-        why_kept = "; why others are kept: slipway clean --why ." if is_here else ""
+        why_kept = "; why others are kept: slipway runs clean --why ." if is_here else ""
         say(f"{len(unneeded):,} can be deleted, {size}: add --apply{why_kept}")

@@ -6,9 +6,10 @@ EXTENSION = Extension(
     "clean",
     commands=(
         Command(
-            "Follow runs", "clean", "slipway.pipelines.cleaning.command:clean",
+            "", "clean", "slipway.pipelines.cleaning.command:clean",
             "Delete old runs, data sets, images, schedules and TPUs that no model, search or other run refers to.",
-            ("slipway clean", "slipway clean --older-than 7d --apply"),
+            ("slipway runs clean", "slipway runs clean --older-than 7d --apply"),
+            group="runs",
         ),
     ),
     observers=("slipway.pipelines.cleaning.users:Noted",),

@@ -67,7 +67,8 @@ class LocalCleaner(Cleaner):
             near = nearest(path, [name for item in known for name in (short(item.path), Path(item.path).name)])
             raise UserError(
                 f"There is no run or data set in {path}.", setting="--why", value=path,
-                allowed="a run's id, or a folder; . for all", nearest=near, fix=f"slipway clean --why {near or '.'}",
+                allowed="a run's id, or a folder; . for all", nearest=near,
+                fix=f"slipway runs clean --why {near or '.'}",
             )  # fmt: skip
         return matching
 

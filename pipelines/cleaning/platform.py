@@ -1,4 +1,4 @@
-"""Platforms on which `slipway clean` finds what is old and not needed."""
+"""Platforms on which `slipway runs clean` finds what is old and not needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WithCleaning(ABC):
-    """A platform that `slipway clean` cleans, besides this machine."""
+    """A platform that `slipway runs clean` cleans, besides this machine."""
 
     @abstractmethod
     def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:

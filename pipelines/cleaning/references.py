@@ -166,7 +166,7 @@ class References:
         for user in self._others:
             title = f"the project {user.project} (delete {user.file} if it no longer exists)"
             if user.running:
-                return f"run {min(user.running)} of {title} is in progress; if it is not, run slipway clean there"
+                return f"run {min(user.running)} of {title} is in progress; if it is not, run slipway runs clean there"
             if user.data_sets & item.names:
                 return f"it is used by {title}"
         since, is_shared = self._users.since, self._others or not self._project.has_alone(self._project.store)

@@ -72,7 +72,7 @@ def restore(name: str, folders: Iterable[Path]) -> Path:
             value=name,
             allowed=", ".join(names) or "the trash is empty",
             nearest=near,
-            fix=f"slipway clean --restore {near}" if near else "slipway clean",
+            fix=f"slipway runs clean --restore {near}" if near else "slipway runs clean",
         )
     (path, *_) = matching
     if os.path.lexists(path):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FOLDER = ".users"
 # Since when all projects are known.
 ABOUT = "README"
-TEXT = """The projects whose runs use the data sets of this folder, a file each: slipway clean deletes none that another
-project uses. If a project no longer exists, delete its file.
+TEXT = """The projects whose runs use the data sets of this folder, a file each: slipway runs clean deletes none that
+another project uses. If a project no longer exists, delete its file.
 """
 
 
@@ -138,7 +138,7 @@ def noted(config: RunConfig, record: RunRecord, root: Path, say: Say) -> Iterato
     except OSError as error:
         say(
             f"warning: could not note in {config.prepared.store} that this project uses its data sets: "
-            f"{error.strerror}; if another project does, too, its slipway clean may delete them"
+            f"{error.strerror}; if another project does, too, its slipway runs clean may delete them"
         )
     try:
         yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import click
@@ -15,6 +17,7 @@ from slipway.extensions import Command
 from slipway.pipelines.terminal import (
     HELP_OPTIONS,
     Commands,
+    command_group,
     output_errors,
     print_any_character,
     show_help_alone,
@@ -22,24 +25,27 @@ from slipway.pipelines.terminal import (
 
 
 class LazyCommand(click.Command):
-    """What `slipway --help` shows of a command or group of commands, which is imported when it is called."""
+    """What a help page shows of a command or group of commands, which is imported when it is called."""
 
-    def __init__(self, row: Command) -> None:
+    def __init__(self, row: Command, members: Mapping[str, LazyCommand] | None = None) -> None:
         super().__init__(row.name, help=row.help)
         self.rich_help_panel = row.panel
         self.source = row.source
         self.examples = row.examples
+        self.members = members or {}
 
     @functools.cached_property
     def loaded(self) -> click.Command:
         """The command itself."""
-        source = extensions.load(self.source)
+        source = extensions.load(self.source) if self.source else command_group(self.help or "")
         parent = typer.Typer(suggest_commands=False)
         if isinstance(source, typer.Typer):
             parent.add_typer(source, name=self.name, epilog=_epilog(self.examples))
         else:
             parent.command(self.name, epilog=_epilog(self.examples))(source)
         [command] = typer.main.get_group(parent).commands.values()
+        if isinstance(command, click.Group):
+            command.commands.update(self.members)
         return command
 
     def make_context(
@@ -53,8 +59,29 @@ class LazyCommands(Commands):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        added = (command for extension in extensions.installed() for command in extension.commands)
-        self.commands = {row.name: LazyCommand(row) for row in (*COMMANDS, *added)}
+        rows = (*COMMANDS, *(command for extension in extensions.installed() for command in extension.commands))
+        members: dict[str, dict[str, LazyCommand]] = defaultdict(dict)
+        for row in rows:
+            if row.group:
+                members[row.group][row.name] = LazyCommand(row)
+        top = {row.name: LazyCommand(row, members[row.name]) for row in rows if not row.group}
+        self.commands = {name: command for name, command in top.items() if command.source or command.members}
+        self.paths = {member: f"slipway {name} {member}" for name, command in top.items() for member in command.members}
+        self.paths |= {name: name for name in self.commands}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first of `args` names; an error suggests the closest, also in a group."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            from difflib import get_close_matches
+
+            name = error.command_name
+            names = [name] if name in self.paths else get_close_matches(name, self.paths, n=1)
+            vars(error)["possibilities"] = [self.paths[near] for near in names]  # declared final
+            raise
 
 
 def _epilog(examples: tuple[str, ...]) -> str | None:
@@ -103,11 +130,6 @@ COMMANDS = (
         ("slipway list", "slipway list --where 'accuracy>0.97' --sort seconds"),
     ),
     Command(
-        "Follow runs", "open", "slipway.pipelines.cli.existing_runs:open_",
-        "Open the report of a run in a browser.",
-        ("slipway open", "slipway open latest"),
-    ),
-    Command(
         "Follow runs", "status", "slipway.pipelines.cli.existing_runs:status",
         "Show a run's steps, result and error.",
         ("slipway status", "slipway status --follow RUN", "slipway status --all"),
@@ -128,9 +150,21 @@ COMMANDS = (
         ("slipway cancel latest",),
     ),
     Command(
-        "Follow runs", "verify", "slipway.pipelines.cli.artifacts:verify",
+        "Follow runs", "runs", "",
+        "Open the report of a run, verify its files, and what else is done with existing runs now and then.",
+        ("slipway runs open latest", "slipway runs verify latest"),
+    ),
+    Command(
+        "", "open", "slipway.pipelines.cli.existing_runs:open_",
+        "Open the report of a run in a browser.",
+        ("slipway runs open", "slipway runs open latest"),
+        group="runs",
+    ),
+    Command(
+        "", "verify", "slipway.pipelines.cli.artifacts:verify",
         "Read models, checkpoints and prepared data sets, and compare every file with its checksum.",
-        ("slipway verify", "slipway verify digits", "slipway verify latest --json"),
+        ("slipway runs verify", "slipway runs verify digits", "slipway runs verify latest --json"),
+        group="runs",
     ),
     Command(
         "Prepare", "doctor", "slipway.pipelines.cli.preparation:doctor",
@@ -144,16 +178,17 @@ COMMANDS = (
     ),
     Command(
         "Prepare", "config", "slipway.pipelines.cli.configuration:config",
-        "Show a configuration, or the JSON Schema of configuration files.",
+        "Show a configuration, the JSON Schema of configuration files, or the pipeline spec that one becomes.",
+    ),
+    Command(
+        "", "compile", "slipway.pipelines.cli.artifacts:compile_",
+        "Write the pipeline spec that a run executes.",
+        ("slipway config compile --target vertex -c my.yaml -o spec.yaml",),
+        group="config",
     ),
     Command(
         "Prepare", "data", "slipway.pipelines.cli.preparation:data",
         "Check and download data sets.",
-    ),
-    Command(
-        "Build and schedule", "compile", "slipway.pipelines.cli.artifacts:compile_",
-        "Write the pipeline spec that a run executes.",
-        ("slipway compile --target vertex -c my.yaml -o spec.yaml",),
     ),
 )  # fmt: skip
 EXAMPLES = (
@@ -180,7 +215,9 @@ _keep_help_of_arguments()
 app = typer.Typer(
     name="slipway",
     cls=LazyCommands,
-    help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
+    help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.\n\n"
+    "What is typed every day stands at the top; what is done with existing runs now and then is in `runs`, what a "
+    "configuration becomes in `config`, and what has files of its own in its group.",
     epilog=_epilog(EXAMPLES),
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click suggests them, too

@@ -1,4 +1,4 @@
-"""Artifacts of runs, and `slipway compile` and `verify`, which write and read them."""
+"""Artifacts of runs, and `slipway config compile` and `slipway runs verify`, which write and read them."""
 
 from __future__ import annotations
 

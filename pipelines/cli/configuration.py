@@ -19,7 +19,9 @@ from slipway.pipelines.terminal import command_group, print_json, user_errors
 WIDEST = 60
 
 Key = tuple[str, ...]
-config = command_group("Show a configuration, or the JSON Schema of configuration files.")
+config = command_group(
+    "Show a configuration, the JSON Schema of configuration files, or the pipeline spec that one becomes."
+)
 
 
 RUN = "run"

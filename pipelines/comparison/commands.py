@@ -1,4 +1,4 @@
-"""`slipway compare`, `reproduce` and `diagnose`: what differs between runs, and where the time of one went."""
+"""`slipway compare`, `runs reproduce` and `runs diagnose`: how runs differ, and where the time of one went."""
 
 from __future__ import annotations
 

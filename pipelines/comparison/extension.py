@@ -7,9 +7,10 @@ EXTENSION = Extension(
     functions={"compare": "slipway.pipelines.comparison.api:compare"},
     commands=(
         Command(
-            "Train", "reproduce", "slipway.pipelines.comparison.commands:reproduce",
+            "", "reproduce", "slipway.pipelines.comparison.commands:reproduce",
             "Prepare and train a run again from its record, and compare data, checkpoints and weights bit for bit.",
-            ("slipway reproduce latest", "slipway reproduce RUN --verify"),
+            ("slipway runs reproduce latest", "slipway runs reproduce RUN --verify"),
+            group="runs",
         ),
         Command(
             "Follow runs", "compare", "slipway.pipelines.comparison.commands:compare",
@@ -17,9 +18,10 @@ EXTENSION = Extension(
             ("slipway compare RUN RUN", "slipway compare --where train.engine=jax"),
         ),
         Command(
-            "Follow runs", "diagnose", "slipway.pipelines.comparison.commands:diagnose",
+            "", "diagnose", "slipway.pipelines.comparison.commands:diagnose",
             "Say where the time of a training on this machine went, and the setting that would save most.",
-            ("slipway diagnose", "slipway diagnose RUN --try"),
+            ("slipway runs diagnose", "slipway runs diagnose RUN --try"),
+            group="runs",
         ),
     ),
 )  # fmt: skip

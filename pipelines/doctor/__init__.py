@@ -1,4 +1,4 @@
-"""`slipway doctor`: the checks that apply to runs on every platform; `slipway run` and `compile` share them."""
+"""`slipway doctor`: the checks that apply to runs on every platform; `slipway run` and `config compile` share them."""
 
 from __future__ import annotations
 

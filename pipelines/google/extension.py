@@ -26,9 +26,10 @@ EXTENSION = Extension(
     ),
     commands=(
         Command(
-            "Build and schedule", "build", "slipway.pipelines.images.command:build",
+            "", "build", "slipway.pipelines.images.command:build",
             "Build the images that a run needs, skip those already in the registry, and print their digests.",
-            ("slipway build --target vertex -c my.yaml", "slipway build --no-push"),
+            ("slipway config build --target vertex -c my.yaml", "slipway config build --no-push"),
+            group="config",
         ),
     ),
     checks=("slipway.pipelines.images.checks:CHECKS",),

@@ -1,6 +1,6 @@
 """Prices of hardware from a dated table, and what a training costs at most by them.
 
-The table is the project's `slipway-prices.json`, which `slipway prices update` writes, or the one beside this module.
+The table is the project's `slipway-prices.json`, which `slipway config prices` writes, or the one beside this module.
 """
 
 from __future__ import annotations

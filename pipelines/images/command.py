@@ -1,4 +1,4 @@
-"""`slipway build`: build the images of runs, or list what they contain."""
+"""`slipway config build`: build the images of runs, or list what they contain."""
 
 from __future__ import annotations
 

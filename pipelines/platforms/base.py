@@ -197,7 +197,7 @@ class Check:
     Attributes:
         name: What it checks.
         run: The function.
-        of_run: Whether `slipway run` and `compile` make it, too, before anything starts.
+        of_run: Whether `slipway run` and `config compile` make it, too, before anything starts.
         remote: Whether it calls services of its platform, a `WithRemoteChecks`; then `compile` does not make it.
         each: "hardware" or "candidate" if it depends on the hardware, or on hardware and region: it is made for each on
             which the run may execute.

@@ -1,1 +1,1 @@
-"""`slipway prices`: the list prices by which costs are estimated."""
+"""`slipway config prices`: the list prices by which costs are estimated."""

@@ -1,4 +1,4 @@
-"""`slipway prices update`: a table of list prices from the Cloud Billing Catalog API.
+"""`slipway config prices`: a table of list prices from the Cloud Billing Catalog API.
 
 The API has no machines, only SKUs with descriptions in English: of a vCPU and of a GB of a family of machines, of a
 GPU, and of a TPU chip (v2, v3 and v4: of eight cores). Descriptions of vCPUs, memory and GPUs are those that several

@@ -7,8 +7,11 @@ EXTENSION = Extension(
     requires=("google",),
     commands=(
         Command(
-            "Prepare", "prices", "slipway.pipelines.prices.commands:prices",
-            "The list prices by which costs are estimated.",
+            "", "prices", "slipway.pipelines.prices.command:prices",
+            "Read Google Cloud's list prices, with the project of the configuration, and write the table that costs "
+            "use.",
+            ("slipway config prices -c my.yaml",),
+            group="config",
         ),
     ),
 )  # fmt: skip

@@ -79,7 +79,7 @@ def verify(name: str, registry: Path, key: Key = None) -> Iterator[Verified]:
             value=name,
             allowed=NAMES,
             nearest=near,
-            fix=f"slipway verify {near or ''}".strip(),
+            fix=f"slipway runs verify {near or ''}".strip(),
         )
 
 
@@ -111,7 +111,7 @@ def _in_bucket(uri: str, configuration: Path | None) -> Verified:
             value=uri,
             allowed=NAMES,
             nearest=near,
-            fix=f"slipway verify {near}" if near else f"gcloud storage ls {uri.rpartition('/')[0]}",
+            fix=f"slipway runs verify {near}" if near else f"gcloud storage ls {uri.rpartition('/')[0]}",
         )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -192,7 +192,7 @@ def _run(folder: runs.RunFolder, but: set[Path | str] | None = None) -> Iterator
     uri = str(outputs.get("train", {}).get("model", ""))
     model = local_path(uri)
     if copies.is_remote(uri) and not model.is_dir():
-        note = f"not verified: slipway verify {folder.run_id} copies it to this machine"
+        note = f"not verified: slipway runs verify {folder.run_id} copies it to this machine"
         yield _in_bucket(uri, folder.configuration_file) if but is None else Verified("model", uri, note=note)
     elif model != Path() and model.is_dir():
         yield _model(model, outputs["train"].get(integrity.FILES_CHECKSUM))

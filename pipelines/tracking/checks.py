@@ -16,7 +16,7 @@ def tracker(context: Context) -> str:
     try:
         tracker_of(context.config).check()
     except UserError as error:
-        raise CheckWarning(error.message, "start it, or later: slipway track RUN") from None
+        raise CheckWarning(error.message, "start it, or later: slipway runs track RUN") from None
     return f"MLflow at {settings.mlflow}"
 
 

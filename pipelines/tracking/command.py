@@ -1,4 +1,4 @@
-"""`slipway track`: send what a tracker does not have of a run or search."""
+"""`slipway runs track`: send what a tracker does not have of a run or search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def track(
     folder = of_search[0][0] if of_search else runs.find(run_id)
     configuration = load(folder.configuration_file, overrides or ())
     if configuration.section(TrackSettings) is None:
-        fix = f"slipway track {run_id} --set track.mlflow=http://localhost:5000"
+        fix = f"slipway runs track {run_id} --set track.mlflow=http://localhost:5000"
         raise no_section("track", "mlflow, experiment", fix)
     tracker = tracking.tracker_of(configuration)
     if of_search:
@@ -37,6 +37,6 @@ def track(
     else:
         record = starting.current(folder, say)
         if record.rehearsal:
-            raise UserError(f"{record.run_id} is a rehearsal, which is not tracked.", fix="slipway track RUN")
+            raise UserError(f"{record.run_id} is a rehearsal, which is not tracked.", fix="slipway runs track RUN")
         tracker.send(tracking.of_run(folder, configuration, record))
     console.print(tracker.page)

@@ -15,9 +15,10 @@ EXTENSION = Extension(
     ),
     commands=(
         Command(
-            "Follow runs", "track", "slipway.pipelines.tracking.command:track",
+            "", "track", "slipway.pipelines.tracking.command:track",
             "Send to the tracker (section track) what it does not have of a run or search, as after it was down.",
-            ("slipway track latest", "slipway track RUN --set track.mlflow=http://localhost:5000"),
+            ("slipway runs track latest", "slipway runs track RUN --set track.mlflow=http://localhost:5000"),
+            group="runs",
         ),
     ),
     checks=("slipway.pipelines.tracking.checks:CHECKS",),

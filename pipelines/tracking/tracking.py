@@ -93,7 +93,7 @@ def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -
         ended.set()
         deadline = time.monotonic() + MAX_DELAY_SECONDS
         thread.join(MAX_DELAY_SECONDS)
-        with warned(say, f"slipway track {record.run_id}"):
+        with warned(say, f"slipway runs track {record.run_id}"):
             if thread.is_alive():
                 raise UserError(f"{settings.mlflow} took more than {MAX_DELAY_SECONDS:.0f} s.")
             tracker.send(of_run(folder, config, record), deadline)
@@ -103,7 +103,7 @@ def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
     """Send a run that has ended on another platform; `say` receives a warning with what was not sent."""
     config = load(folder.configuration_file)
     if config.section(TrackSettings) is not None:
-        with warned(say, f"slipway track {record.run_id}"):
+        with warned(say, f"slipway runs track {record.run_id}"):
             tracker_of(config).send(of_run(folder, config, record), time.monotonic() + MAX_DELAY_SECONDS)
 
 
@@ -116,7 +116,7 @@ def tracked_study(config: RunConfig, study: str, say: Say) -> Iterator[None]:
     if config.section(TrackSettings) is None:
         yield
         return
-    again = f"slipway track {study}"
+    again = f"slipway runs track {study}"
     with warned(say, again):
         tracker_of(config).send(of_study(config, study, "running"), time.monotonic() + MAX_DELAY_SECONDS)
     try:

@@ -90,7 +90,7 @@ def cut(folder: Path, name: Name, number: int, kept: Kept, checksum: str, seed: 
         result.problems.append(f"a traceback:\n{text}")
     if not result.problems and _checksum(space, name) != checksum:
         result.problems.append("other weights")
-    verified = space.slipway("verify", name, "--json")
+    verified = space.slipway("runs", "verify", name, "--json")
     damages = [error["message"] for each in json.loads(verified.stdout) for error in each.get("damages", ())]
     result.problems += damages or ([] if verified.returncode == 0 else [f"verify: {verified.stderr}"])
     return result

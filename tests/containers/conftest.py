@@ -52,7 +52,9 @@ class Slipway:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         settings = {"base": self.engine.base, "builder": "buildah", "repository": f"{self.engine.registry}/slipway"}
         options = [part for name, value in settings.items() for part in ("--set", f"containers.{name}={value}")]
-        command = [sys.executable, "-m", "slipway.pipelines", arguments[0], *options, *arguments[1:]]
+        words = 2 if arguments[0] == "config" else 1
+        name, rest = arguments[:words], arguments[words:]
+        command = [sys.executable, "-m", "slipway.pipelines", *name, *options, *rest]
         return subprocess.Popen(
             command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -64,7 +66,7 @@ class Slipway:
 
     def image(self) -> str:
         """Return the steps' image by digest; built if missing."""
-        done = self("build", "--target", "local")
+        done = self("config", "build", "--target", "local")
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.strip()
 

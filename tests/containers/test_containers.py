@@ -90,7 +90,7 @@ def test_a_code_change_rebuilds_the_last_layer_and_a_test_change_nothing(
     for name in ("README.md", "tests/conftest.py"):
         with (sources.folder / name).open("a") as file:
             file.write("\n# changed\n")
-    again = slipway("build", "--target", "local")
+    again = slipway("config", "build", "--target", "local")
     assert (again.stdout.strip(), "STEP" in again.stderr) == (before, False)
     with (sources.folder / "trainer/loop.py").open("a") as file:
         file.write("\n# changed\n")
@@ -176,7 +176,7 @@ def test_trainer_and_serving_images_have_no_packages_of_the_pipeline(
     repository = f"{slipway.engine.registry}/vertex"
     settings = (*VERTEX, f"vertex.build.base={slipway.engine.base}", f"vertex.build.repository={repository}")
     options = [part for setting in settings for part in ("--set", setting)]
-    done = slipway("build", "--target", "vertex", "--builder", "buildah", "--no-push", "--json", *options)
+    done = slipway("config", "build", "--target", "vertex", "--builder", "buildah", "--no-push", "--json", *options)
     assert done.returncode == 0, done.stderr[-3000:]
     images = json.loads(done.stdout)
     client = docker.DockerClient(base_url=slipway.environment["DOCKER_HOST"])

@@ -42,7 +42,7 @@ def load(folder):
 
 
 def build(engine: Engine, **sections: Any) -> str:
-    """Build the serving image of a run on Vertex AI as `slipway build` does, and return its name."""
+    """Build the serving image of a run on Vertex AI as `slipway config build` does, and return its name."""
     values = yaml.safe_load((PROJECT / "configs/digits.yaml").read_text())
     place = {"base": engine.base, "repository": f"{engine.registry}/vertex", "builder": "buildah"}
     vertex = {"project": "p", "region": REGION, "bucket": "gs://p-b", "build": place}

@@ -148,7 +148,7 @@ def test_every_step_ran_in_a_container(cloud: Cloud, submitted: dict[str, Any]) 
 
 
 def test_the_executed_spec_is_the_compiled_one(cloud: Cloud, submitted: dict[str, Any]) -> None:
-    done = cloud("compile", "-c", "run.yaml", "--target", "vertex", "-o", "spec.yaml")
+    done = cloud("config", "compile", "-c", "run.yaml", "--target", "vertex", "-o", "spec.yaml")
     assert done.returncode == 0, done.stderr
     written = (cloud.folder / "spec.yaml").read_bytes()
     assert (cloud.folder / "runs" / submitted["run_id"] / "spec.yaml").read_bytes() == written

@@ -56,10 +56,10 @@ def check_every_file_is_verified(workspace: Workspace) -> None:
         assert Registry(workspace.path / "other").models() == []
         with pytest.raises(UserError, match="is damaged"):
             served_model.load(folder, manifests.read(data))
-        result = _slipway("verify", "digits")
+        result = _slipway("runs", "verify", "digits")
         assert result.exit_code == 1 and name in result.stdout, result.output
         path.write_bytes(content)
-    result = _slipway("verify")
+    result = _slipway("runs", "verify")
     assert result.exit_code == 0, result.output
 
 

@@ -1,4 +1,4 @@
-"""After `slipway clean`, registered models still predict, and kept runs are evaluated again and reproduced."""
+"""After `slipway runs clean`, registered models still predict, and kept runs are evaluated again and reproduced."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_what_is_kept_works_as_before(tmp_path: Path) -> None:
     slipway(folder, "run", "--only", "evaluate", "--from", registered)
     for path in (*folder.glob("runs/*/*"), *folder.glob("datasets/*/*/*")):
         os.utime(path, (time.time() - OLD, time.time() - OLD))
-    deleted = {Path(each["path"]).name for each in json.loads(slipway(folder, "clean", "--apply", "--json"))}
+    deleted = {Path(each["path"]).name for each in json.loads(slipway(folder, "runs", "clean", "--apply", "--json"))}
     assert rejected in deleted
     assert registered not in deleted
     assert len(deleted) == 2, "the run and its data set"
     image = next((folder / "photos" / "dark").iterdir())
     assert "dark" in slipway(folder, "predict", "shades", str(image))
     slipway(folder, "run", "--only", "evaluate", "--from", registered)
-    assert f"is equal to {registered}" in slipway(folder, "reproduce", registered)
-    assert slipway(folder, "verify").splitlines()
+    assert f"is equal to {registered}" in slipway(folder, "runs", "reproduce", registered)
+    assert slipway(folder, "runs", "verify").splitlines()

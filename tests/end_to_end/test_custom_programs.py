@@ -104,9 +104,9 @@ def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace
     assert workspace.log("train").count("] data None") == 2
     registered = project / "models/cut/1"
     assert (registered / "weights.txt").read_text() == "0.5"
-    assert workspace.call("verify", "cut").stdout == "✓ model models/cut/1\n"
+    assert workspace.call("runs", "verify", "cut").stdout == "✓ model models/cut/1\n"
     (registered / "weights.txt").write_bytes(b"")
-    for command in (("verify", "cut"), ("predict", "cut", "3", "--module", "any:function")):
+    for command in (("runs", "verify", "cut"), ("predict", "cut", "3", "--module", "any:function")):
         refused = workspace.call(*command)
         assert refused.returncode
         assert "is damaged: weights.txt has 0 bytes instead of 3" in refused.stdout + refused.stderr

@@ -106,7 +106,7 @@ def test_a_rejected_model_is_not_registered_alone(
 
 
 def test_a_run_is_reproduced_bit_for_bit(finished: FinishedRun, workspace: Workspace) -> None:
-    result = workspace.slipway("reproduce", finished.record["run_id"], "--verify", "--json")
+    result = workspace.slipway("runs", "reproduce", finished.record["run_id"], "--verify", "--json")
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
     assert found["original"] == finished.record["run_id"]
@@ -158,7 +158,7 @@ def test_a_proposed_change_is_tried(tmp_path: Path, planted: list[str], change: 
     trained = workspace.slipway("run", *(option for each in changes for option in ("--set", each)))
     assert trained.returncode == 0, trained.stdout + trained.stderr
     slow = workspace.record()
-    result = workspace.slipway("diagnose", "--try", "--json")
+    result = workspace.slipway("runs", "diagnose", "--try", "--json")
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
     assert (found["run_id"], found["change"]) == (slow["run_id"], change)
@@ -211,7 +211,7 @@ def test_a_step_that_takes_longer_to_compile_than_it_saves_is_tried_without(
     options = [option for each in changes for option in ("--set", each)]
     trained = workspace.slipway("run", "--from-step", "train", "--from", "latest", *options)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    result = workspace.slipway("diagnose", "--try", "--json")
+    result = workspace.slipway("runs", "diagnose", "--try", "--json")
     assert result.returncode == 0, trained.stdout + result.stdout + result.stderr
     found = json.loads(result.stdout)
     assert found["change"] == "train.xla=false"

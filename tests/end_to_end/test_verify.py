@@ -1,4 +1,4 @@
-"""`slipway verify` on a real run, and its model with flipped bits."""
+"""`slipway runs verify` on a real run, and its model with flipped bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_artifacts_of_a_run_are_verified(
     for record in (tmp_path / "here").glob("runs/*/run.json"):
         record.write_text(record.read_text().replace(str(finished.path), str(tmp_path / "here")))
     monkeypatch.chdir(tmp_path / "here")
-    result = CliRunner().invoke(app, ["verify", "--json"])
+    result = CliRunner().invoke(app, ["runs", "verify", "--json"])
     assert result.exit_code == 0, result.output
     kinds = [each["kind"] for each in json.loads(result.stdout)]
     assert sorted(set(kinds)) == ["checkpoint", "data set", "model"]
@@ -46,10 +46,10 @@ def test_the_artifacts_of_a_run_are_verified(
         content[len(content) // 2] ^= 4
         path.write_bytes(content)
     for names in ((), ("latest",)):
-        result = CliRunner().invoke(app, ["verify", *names])
+        result = CliRunner().invoke(app, ["runs", "verify", *names])
         assert result.exit_code == 1
         assert "3 damaged" in result.stderr
         for path in (checkpoint, shard, model):
             assert f"{path.absolute()} is damaged" in result.stdout, result.stdout
-    assert CliRunner().invoke(app, ["verify", "digits"]).exit_code == 0
-    assert CliRunner().invoke(app, ["verify", str(shard.parent)]).exit_code == 1
+    assert CliRunner().invoke(app, ["runs", "verify", "digits"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "verify", str(shard.parent)]).exit_code == 1

@@ -83,5 +83,5 @@ def test_a_new_project_trains_at_once(installed: Path, tmp_path: Path, template:
         run(installed, project, "git", *command)
     place = {"project": "my-project", "region": "europe-west4", "bucket": "gs://my-bucket", "serving_image": "e.g/i:1"}
     settings = [part for name, value in place.items() for part in ("--set", f"vertex.{name}={value}")]
-    run(installed, project, "slipway", "compile", "--target", "vertex", *settings)
+    run(installed, project, "slipway", "config", "compile", "--target", "vertex", *settings)
     assert "trainer-cpu:" in (project / "spec.yaml").read_text()

@@ -25,7 +25,7 @@ def test_a_project_of_a_released_format(number: int, tmp_path: Path) -> None:
     stored = answers((tmp_path / "predictions.jsonl").read_text())
     answered = workspace.slipway("predict", "table", "table.csv")
     assert answers(answered.stdout) == [pytest.approx(each, abs=1e-5) for each in stored]
-    assert workspace.call("verify", "table").returncode == 0
+    assert workspace.call("runs", "verify", "table").returncode == 0
     (tmp_path / "end").unlink()
     before = workspace.record()
     assert before["status"] == "failed"

@@ -91,6 +91,11 @@ def test_the_core_alone_checks_predicts_and_explains_what_it_has_not(core: Path,
     shown = slipway(core, work, "--help").stdout
     commands = {row.name for module in extensions.MODULES for row in extensions.load(f"{module}:EXTENSION").commands}
     assert not commands & {line.split()[1] for line in shown.splitlines() if line.startswith("│ ")}
+    for group, members in {"runs": {"open", "verify"}, "config": {"show", "schema", "compile"}}.items():
+        shown = slipway(core, work, group).stdout.partition("Commands")[2]
+        assert {line.split()[1] for line in shown.splitlines() if line.startswith("│ ")} == members
+    refused = slipway(core, work, "clean")
+    assert (refused.returncode, "Did you mean" in refused.stderr) == (2, False)
     assert slipway(core, work, "doctor", "-c", "digits.yaml").returncode == 0
     refused = slipway(core, work, "run", "-c", "digits.yaml", "--set", "tune.trials=3")
     assert refused.returncode == 2

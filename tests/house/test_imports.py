@@ -89,7 +89,7 @@ def test_all_that_a_row_refers_to_exists_and_is_in_the_extension(folder: str) ->
     references = [
         *(section.settings for section in row.sections),
         *(reference for section in row.sections for reference in (section.check, section.forms) if reference),
-        *(command.source for command in row.commands),
+        *(command.source for command in row.commands if command.source),
         *(part for each in row.conditions.values() for part in (each.context, each.check, each.step)),
         *row.platforms, *row.checks, *row.observers, *row.sources, *row.preparers,
         *row.schemas.values(), *row.functions.values(), *row.steps.values(), *row.backends.values(),

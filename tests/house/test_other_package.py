@@ -52,8 +52,9 @@ def test_each_of_its_parts_is_used_without_a_change_of_slipway(site: Path, tmp_p
     assert "mine:NAME" in slipway(site, tmp_path, "run", "--set", "data.source=nothing").stderr
     (run,) = (tmp_path / "runs").glob("digits-*")
     assert (tmp_path / "lines.txt").read_text() == f"{run.name} succeeded elsewhere\n"
-    assert slipway(site, tmp_path, "mine").stdout == "1 lines\n"
-    assert "Say how many lines were written." in slipway(site, tmp_path, "--help").stdout
+    assert slipway(site, tmp_path, "runs", "mine").stdout == "1 lines\n"
+    assert "Say how many lines were written." in slipway(site, tmp_path, "runs", "--help").stdout
+    assert "Did you mean 'slipway runs mine'?" in slipway(site, tmp_path, "mine").stderr
     assert json.loads((run / "run.json").read_text())["platform"] == "elsewhere"
 
 

@@ -31,7 +31,7 @@ SITE = Path(__file__).with_name("site")
 SECONDS = 300
 # Google's SDK, which creates pipeline jobs, and the commands that do.
 SDK = "google.cloud.aiplatform"
-SUBMITTING = ("run", "tune", "schedule apply")
+SUBMITTING = ("run ", "tune ", "schedule apply ")
 # The most lines that an error has: one screen.
 SCREEN = 24
 # Lines of a traceback of a program that is installed, and what else is never said.
@@ -167,7 +167,7 @@ class Project:
             return []
         imports = self._imports_file.read_text().splitlines()
         self._imports_file.unlink()
-        needed = SDK if case.script or case.command.startswith(SUBMITTING) else ""
+        needed = SDK if case.script or f"{case.command} ".startswith(SUBMITTING) else ""
         return [line for line in imports if line != needed]
 
     @property

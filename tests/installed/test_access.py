@@ -1,4 +1,4 @@
-"""`slipway doctor`, `setup`, `build`, `compile`, `prices` and `migrate` as installed commands, for Vertex AI."""
+"""`slipway doctor`, `setup`, `migrate`, `config compile` and others as installed commands, for Vertex AI."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ PREPARED = (
         text=r"credentials for Google Cloud were rejected.* fix: gcloud auth application-default login",
         fault={"method": "tokens", "fault": "expired token", "times": 9},
     ),
-    Case("compile", "compile --target vertex -o spec.yaml", text="spec.yaml: demo for vertex on cpu"),
-    Case("build of a configured image", "build", text="/slipway/trainer@sha256:0000", forked=True),
+    Case("compile", "config compile --target vertex -o spec.yaml", text="spec.yaml: demo for vertex on cpu"),
+    Case("build of a configured image", "config build", text="/slipway/trainer@sha256:0000", forked=True),
     Case(
         "build without the right",
-        f"build {BUILT}",
+        f"config build {BUILT}",
         code=2,
         text="may not start builds",
         fault={"method": "cloudbuild POST", "fault": "permission denied", "times": 9},
     ),
-    Case("build", f"build {BUILT}", text="with cloud-build .* image .*/slipway/serving-cpu@sha256:"),
-    Case("prices", "prices update -o prices.json", text="prices.json"),
+    Case("build", f"config build {BUILT}", text="with cloud-build .* image .*/slipway/serving-cpu@sha256:"),
+    Case("prices", "config prices -o prices.json", text="prices.json"),
     Case(
         "prices of an API that stalls",
-        "prices update -o prices.json",
+        "config prices -o prices.json",
         fault={"method": "cloudbilling", "fault": "stall", "seconds": 1},
     ),
     Case("migrate", "migrate legacy.yaml -o migrated.yaml", text="migrated.yaml"),

@@ -37,7 +37,7 @@ CASES = (
         r"refused: submitter@.* may not submit the run: aiplatform\.pipelineJobs\.create is missing",
         fault={"method": "CreatePipelineJob", "fault": "permission denied", "at_call": 3},
     ),
-    Case("verify of a bucket", f"verify gs://{BUCKET}/runs", 2, text="there is no model or data set in gs://"),
+    Case("verify of a bucket", f"runs verify gs://{BUCKET}/runs", 2, text="there is no model or data set in gs://"),
     Case("drift of a bucket", f"drift demo gs://{BUCKET}/inputs/a.jsonl", 2, text="there is no model demo"),
     Case("predict of a bucket", f"predict demo gs://{BUCKET}/inputs/a.jsonl", 2, text="there is no model demo"),
 )

@@ -38,10 +38,10 @@ SECOND = (
         fault={"method": "DeployModel", "fault": 503},
     ),
     Case("endpoints list", "endpoints list", text=r"demo@2 100% .* demo@1 \(previous\) 0%"),
-    Case("rollback", "rollback", text="demo@1 has all traffic again; demo@2 has none and stays deployed"),
+    Case("rollback", "endpoints rollback", text="demo@1 has all traffic again; demo@2 has none and stays deployed"),
     Case(
         "rollback of an expired token",
-        "rollback",
+        "endpoints rollback",
         code=2,
         text="credentials for Google Cloud were rejected",
         fault={"method": "EndpointService", "fault": "expired token", "times": 9},

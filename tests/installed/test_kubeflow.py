@@ -30,7 +30,12 @@ PREPARED = (
         text=r"✗ kubeflow server The Kubeflow Pipelines server denied access \(HTTP 401\)",
         fault={"method": "healthz", "fault": "expired token"},
     ),
-    Case("compile", "compile --target kubeflow -o spec.yaml", text="spec.yaml: demo for kubeflow on cpu", forked=True),
+    Case(
+        "compile",
+        "config compile --target kubeflow -o spec.yaml",
+        text="spec.yaml: demo for kubeflow on cpu",
+        forked=True,
+    ),
 )
 FOLLOWED = (
     Case("run --no-wait", f"{RUN} --no-wait", text="submitted .* watch: slipway status --follow"),

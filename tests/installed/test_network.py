@@ -17,11 +17,15 @@ CLOSED = "localhost:1"
 THROUGH_PROXY = (
     Case("doctor", "doctor --target vertex", text="✓ first job", absent="✗"),
     Case("setup", "setup --target vertex", text="Everything that a run needs exists"),
-    Case("build", f"build --target vertex {BUILT}", text="with cloud-build .* image .*/slipway/serving-cpu@sha256:"),
+    Case(
+        "build",
+        f"config build --target vertex {BUILT}",
+        text="with cloud-build .* image .*/slipway/serving-cpu@sha256:",
+    ),
     Case("run", "run --target vertex", text="verdict promote"),
     Case("logs", "logs --step train", text="the step train of run demo-.* has no log lines; its status is succeeded"),
-    Case("prices", "prices update -o prices.json", text="prices.json"),
-    Case("tpu list", "tpu list"),
+    Case("prices", "config prices -o prices.json", text="prices.json"),
+    Case("tpu list", "runs tpu list"),
     Case("setup of a TPU", "setup --target tpu", text="items checked"),
 )
 FIX = r"fix: +check this machine's network, proxy \(HTTPS_PROXY"
@@ -35,10 +39,10 @@ WITHOUT_NETWORK = tuple(
         ("run --target vertex --no-wait", 2),
         ("run --target vertex --no-wait --no-check", 2),
         ("doctor --target vertex", 1),
-        ("prices update", 2),
+        ("config prices", 2),
         ("batch demo --target vertex --input gs://b/a.jsonl --output gs://b/out", 2),
         ("endpoints list -c slipway.yaml", 2),
-        ("tpu list", 2),
+        ("runs tpu list", 2),
     )
 )
 REFUSED = (

@@ -44,10 +44,10 @@ FOLLOWED = (
     Case("explain a cancelled run", "explain", text="has not failed; its status is cancelled"),
     Case("resume", "run --resume latest", text="✓ register_model .* succeeded .* verdict promote", forked=True),
     Case("status of a run that has ended", "status --follow", text="✓ train .* succeeded", forked=True),
-    Case("track", "track latest", text="/#/experiments/"),
+    Case("track", "runs track latest", text="/#/experiments/"),
     Case(
         "track to a server that is down",
-        "track latest",
+        "runs track latest",
         code=2,
         text="MLflow",
         fault={"method": "mlflow", "fault": 503, "times": 99},

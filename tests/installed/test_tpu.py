@@ -21,25 +21,27 @@ CASES = (
         text="✗",
         fault={"method": "tpu GET", "fault": "permission denied", "times": 9},
     ),
-    Case("tpu list", "tpu list", text="There are no TPUs"),
+    Case("tpu list", "runs tpu list", text="There are no TPUs"),
     Case(
         "tpu list of a service that fails",
-        "tpu list",
+        "runs tpu list",
         code=2,
         text="Google kept returning transient errors: Internal error encountered",
         fault={"method": "tpu GET", "fault": 500, "times": 99},
     ),
-    Case("tpu delete", "tpu delete --yes", text="There is no request of yours that failed or expired", forked=True),
-    Case("clean", "clean --target tpu", text="nothing is older than 30d and not needed"),
+    Case(
+        "tpu delete", "runs tpu delete --yes", text="There is no request of yours that failed or expired", forked=True
+    ),
+    Case("clean", "runs clean --target tpu", text="nothing is older than 30d and not needed"),
     Case(
         "clean on Vertex AI",
-        "clean --target vertex --older-than 1d --apply",
+        "runs clean --target vertex --older-than 1d --apply",
         text="nothing is older than 1d",
         forked=True,
     ),
     Case(
         "clean without the right",
-        "clean --target vertex",
+        "runs clean --target vertex",
         code=2,
         text="may not list gs://slipway-test-runs: The caller does not have permission",
         fault={"method": "storage GET", "fault": "permission denied", "times": 9},

@@ -55,7 +55,7 @@ ACCESS: tuple[KnownError, ...] = (
         "an image that does not exist",
         r"The image (?P<image>\S+) does not exist",
         "The image {image} does not exist: it was never pushed there, or was deleted.",
-        "slipway build --target vertex builds and pushes Slipway's; for one of yours, correct vertex.image or "
+        "slipway config build --target vertex builds and pushes Slipway's; for one of yours, correct vertex.image or "
         "train.image: gcloud artifacts docker images list REPOSITORY --include-tags lists what exists",
     ),
     known(

@@ -140,7 +140,8 @@ PROGRAM: tuple[KnownError, ...] = (
         "an image for another processor",
         r"(?:standard_init_linux\.go:\d+: )?exec(?: user process caused:?| \S+:) \"?exec format error",
         "The image was built for another processor, such as on a Mac with an Apple chip.",
-        "build it for Vertex AI's: docker build --platform linux/amd64; or slipway build --target vertex, which does",
+        "build it for Vertex AI's: docker build --platform linux/amd64; or slipway config build --target vertex, which "
+        "does",
         said_by=LINE,
     ),
     known(

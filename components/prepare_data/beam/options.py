@@ -103,7 +103,11 @@ def _check_cloud(beam: BeamSettings) -> None:
                 setting=f"data.beam.options.{name}",
                 value=beam.options.get(name),
                 fix=f"add {name} to data.beam.options"
-                + ("; slipway build --target vertex builds such an image" if name == "sdk_container_image" else ""),
+                + (
+                    "; slipway config build --target vertex builds such an image"
+                    if name == "sdk_container_image"
+                    else ""
+                ),
             )
     if not _has_dataflow_client():
         raise UserError(

@@ -128,7 +128,7 @@ def delete(connection: Connection, zone: str, name: str, seconds: float = DELETE
             raise UserError(
                 f"The TPU {name} in {zone} still exists {seconds:.0f} s after its deletion was requested; its state is "
                 f"{left.state}.",
-                fix=f"slipway tpu delete {name}",
+                fix=f"slipway runs tpu delete {name}",
             )
         if left.state != "DELETING":
             request_delete(connection, zone, name)

@@ -1,4 +1,4 @@
-"""`slipway tpu …`: list and delete the TPUs that runs with `--target tpu` have requested."""
+"""`slipway runs tpu …`: list and delete the TPUs that runs with `--target tpu` have requested."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def list_(config: Configuration = None, overrides: Overrides = None, as_json: Js
     for resource in resources:
         console.print(escape(_line(resource)))
     if expired := [queued for queued in resources if queued.is_expired]:
-        say(f"{len(expired)} hold no TPU and count against the quota: slipway tpu delete")
+        say(f"{len(expired)} hold no TPU and count against the quota: slipway runs tpu delete")
 
 
 @app.command()

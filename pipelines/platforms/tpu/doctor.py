@@ -184,7 +184,7 @@ def image(context: Context) -> str:
     setting = "train.image" if context.config.train.image else "tpu.image"
     text = context.config.train.image or settings.image
     if text is None:
-        raise NotApplicableError("it is built if the registry does not have it (slipway build --target tpu)")
+        raise NotApplicableError("it is built if the registry does not have it (slipway config build --target tpu)")
     if not image_exists(ImageReference.parse(text), connection_of(context)):
         raise UserError(
             f"There is no image {text}.",
@@ -233,7 +233,7 @@ def quota(context: Context) -> str:
             "failed or expired count until they are deleted.",
             setting="tpu.zones",
             value=", ".join(settings.zones),
-            fix=f"request it at {QUOTA_PAGE.format(project=settings.project)}; slipway tpu list",
+            fix=f"request it at {QUOTA_PAGE.format(project=settings.project)}; slipway runs tpu list",
         )
     return f"{needed} of {name}: {text}"
 

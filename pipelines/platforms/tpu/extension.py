@@ -19,9 +19,10 @@ EXTENSION = Extension(
     platforms=("slipway.pipelines.platforms.tpu.platform:TpuPlatform",),
     commands=(
         Command(
-            "Follow runs", "tpu", "slipway.pipelines.platforms.tpu.commands:app",
+            "", "tpu", "slipway.pipelines.platforms.tpu.commands:app",
             "List and delete the Cloud TPUs that runs with --target tpu have requested.",
-            ("slipway tpu list -c my.yaml", "slipway tpu delete slipway-digits-1-1"),
+            ("slipway runs tpu list -c my.yaml", "slipway runs tpu delete slipway-digits-1-1"),
+            group="runs",
         ),
     ),
 )  # fmt: skip

@@ -47,9 +47,10 @@ EXTENSION = Extension(
             ("slipway deploy", "slipway deploy --endpoint digits --version 3"),
         ),
         Command(
-            "Use models", "rollback", "slipway.pipelines.platforms.vertex.endpoints.commands:rollback",
+            "", "rollback", "slipway.pipelines.platforms.vertex.endpoints.commands:rollback",
             "Return an endpoint's traffic to the previous model, in one update. Repeated, it changes nothing.",
-            ("slipway rollback --endpoint digits",),
+            ("slipway endpoints rollback --endpoint digits",),
+            group="endpoints",
         ),
         Command(
             "Use models", "endpoints", "slipway.pipelines.platforms.vertex.endpoints.commands:app",
@@ -57,7 +58,7 @@ EXTENSION = Extension(
             ("slipway endpoints list", "slipway endpoints diff digits", "slipway endpoints apply digits"),
         ),
         Command(
-            "Build and schedule", "schedule", "slipway.pipelines.platforms.vertex.schedules.commands:app",
+            "Train", "schedule", "slipway.pipelines.platforms.vertex.schedules.commands:app",
             "Create, change and delete Vertex AI schedules from the files in configs/schedules.",
             ("slipway schedule list", "slipway schedule apply nightly", "slipway schedule pause nightly"),
         ),

@@ -128,7 +128,9 @@ def known_images(config: RunConfig, say: Say) -> Images:
         existing = dict.fromkeys(images)
     for role, image in images.items():
         if existing[role] is None:
-            say(f"not built yet, using its tag: {image.request.uri} (to build it: slipway build --target vertex)")
+            say(
+                f"not built yet, using its tag: {image.request.uri} (to build it: slipway config build --target vertex)"
+            )
     uris = {role: existing[role] or image.request.uri for role, image in images.items()}
     build = verified(settings, images.get("trainer"), upload=False) if all(existing.values()) else None
     return _images(config, uris, build)

@@ -24,7 +24,7 @@ from tests.pipelines.cleaning.project import AGE, DAYS, NOW, data_set, register,
 def cleaned(*options: str) -> set[str]:
     """Clean, and return the names of what was deleted; the list without --apply is the same."""
     runner = CliRunner()
-    planned, done = (runner.invoke(app, ["clean", *options, *more, "--json"]) for more in ((), ("--apply",)))
+    planned, done = (runner.invoke(app, ["runs", "clean", *options, *more, "--json"]) for more in ((), ("--apply",)))
     assert planned.exit_code == done.exit_code == 0, done.output
     assert json.loads(planned.stdout) == json.loads(done.stdout)
     return {Path(each["path"]).name for each in json.loads(done.stdout)}
@@ -61,7 +61,7 @@ def test_without_apply_nothing_is_deleted_and_the_sizes_are_said() -> None:
     data = data_set("old", 90)
     run("old", 40, data)
     run("newest", 0)
-    result = CliRunner().invoke(app, ["clean"])
+    result = CliRunner().invoke(app, ["runs", "clean"])
     assert result.exit_code == 0
     assert "data set  datasets/digits/old" in result.stdout
     assert "2 can be deleted, " in result.output
@@ -91,7 +91,7 @@ def test_while_a_run_is_in_progress_no_data_set_is_deleted() -> None:
     assert cleaned() == {"old"}
     planned = [Unneeded("data set", str(Path("datasets/digits/old").absolute()), NOW, 1)]
     assert list(LocalCleaner(AGE).delete(planned)) == [], "one that begins after the list was made"
-    assert "while a run is in progress: beginning" in CliRunner().invoke(app, ["clean"]).output
+    assert "while a run is in progress: beginning" in CliRunner().invoke(app, ["runs", "clean"]).output
     beginning.write(replace(beginning.read(), status="failed"))
     written(beginning.record_file, 90)
     assert cleaned() == {"beginning", "old"}
@@ -140,7 +140,7 @@ def test_runs_of_models_in_other_registries_are_kept(tmp_path: Path) -> None:
     run("removed", 90, model=str(tmp_path / "elsewhere" / "2"))
     run("newest", 0)
     assert cleaned() == {"removed"}
-    refused = CliRunner().invoke(app, ["clean", "--registry", "modles", "--apply"])
+    refused = CliRunner().invoke(app, ["runs", "clean", "--registry", "modles", "--apply"])
     assert "there is no registry modles" in refused.output
 
 
@@ -162,9 +162,9 @@ def test_what_cannot_be_read_stops_it() -> None:
     Path("runs/old/run.json").write_text("{")
     with pytest.raises(UserError, match="no readable run record") as caught:
         LocalCleaner(AGE).unneeded()
-    assert CliRunner().invoke(app, ["clean"]).exit_code == 2
+    assert CliRunner().invoke(app, ["runs", "clean"]).exit_code == 2
     subprocess.run(str(caught.value.fix).partition(", after")[0], shell=True, check=True)
-    assert CliRunner().invoke(app, ["clean"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "clean"]).exit_code == 0
     assert LocalCleaner(AGE).unneeded()[0].kind == "data set"
     register(1, "x", "y")
     Path("models/digits/1/metadata.json").write_text("[")
@@ -175,11 +175,14 @@ def test_what_cannot_be_read_stops_it() -> None:
 @pytest.mark.usefixtures("here")
 def test_an_age_is_shown_as_typed() -> None:
     run("newest", 0)
-    assert "nothing is older than 0d and not needed" in CliRunner().invoke(app, ["clean", "--older-than", "0d"]).output
+    assert (
+        "nothing is older than 0d and not needed"
+        in CliRunner().invoke(app, ["runs", "clean", "--older-than", "0d"]).output
+    )
 
 
 def test_an_age_is_in_days_or_hours() -> None:
-    result = CliRunner().invoke(app, ["clean", "--older-than", "a week"])
+    result = CliRunner().invoke(app, ["runs", "clean", "--older-than", "a week"])
     assert result.exit_code != 0
 
 

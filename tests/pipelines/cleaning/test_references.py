@@ -110,9 +110,9 @@ def test_data_sets_of_a_shared_store_are_kept_while_a_run_of_another_project_is_
     assert deleted(first, monkeypatch) == {"old"}
     reason = reasons("old-first")
     assert f"run a-run of the project {second}" in reason
-    assert "if it is not, run slipway clean there" in reason
+    assert "if it is not, run slipway runs clean there" in reason
     monkeypatch.chdir(second)
-    assert CliRunner().invoke(app, ["clean"]).exit_code == 0, "the run was killed"
+    assert CliRunner().invoke(app, ["runs", "clean"]).exit_code == 0, "the run was killed"
     assert deleted(first, monkeypatch) == {"old-first"}
 
 
@@ -159,7 +159,7 @@ def test_what_is_not_slipways_is_named_and_left(tmp_path: Path, monkeypatch: pyt
     Path("datasets/browser/extension").mkdir(parents=True)
     Path("datasets/browser/extension/manifest.json").write_text('{"manifest_version": 3}')
     written(Path("datasets/browser/extension/manifest.json"), 90)
-    result = CliRunner().invoke(app, ["clean", "--apply"])
+    result = CliRunner().invoke(app, ["runs", "clean", "--apply"])
     assert result.exit_code == 0
     assert "1 deleted" in result.output
     assert "not deleted: folder    datasets/browser/extension: not Slipway's" in result.output
@@ -174,28 +174,28 @@ def test_what_was_deleted_can_be_restored_for_a_day(tmp_path: Path, monkeypatch:
     run("old", 90, data_set("old-data", 90))
     run(NEWEST, 0)
     runner = CliRunner()
-    shown = runner.invoke(app, ["clean", "--apply"]).output
-    assert "to put one back: slipway clean --restore PATH" in shown
+    shown = runner.invoke(app, ["runs", "clean", "--apply"]).output
+    assert "to put one back: slipway runs clean --restore PATH" in shown
     for path in ("runs/old", "datasets/digits/old-data"):
-        restored = runner.invoke(app, ["clean", "--restore", path])
+        restored = runner.invoke(app, ["runs", "clean", "--restore", path])
         assert f"restored {path}" in restored.output
     assert Path("runs/old/weights").is_file()
     assert Path("datasets/digits/old-data/shard").is_file()
-    wrong = runner.invoke(app, ["clean", "--restore", "runs/old"])
+    wrong = runner.invoke(app, ["runs", "clean", "--restore", "runs/old"])
     assert "the trash is empty" in wrong.output
-    runner.invoke(app, ["clean", "--apply"])
-    again = runner.invoke(app, ["clean", "--apply"])
+    runner.invoke(app, ["runs", "clean", "--apply"])
+    again = runner.invoke(app, ["runs", "clean", "--apply"])
     assert Path("runs/.trash/old/weights").is_file(), "a clean within the day leaves it"
-    near = runner.invoke(app, ["clean", "--restore", "runs/odl"])
-    assert "fix:      slipway clean --restore runs/old" in near.output, again.output
+    near = runner.invoke(app, ["runs", "clean", "--restore", "runs/odl"])
+    assert "fix:      slipway runs clean --restore runs/old" in near.output, again.output
     Path("runs/old").mkdir()
-    blocked = runner.invoke(app, ["clean", "--restore", "old"])
+    blocked = runner.invoke(app, ["runs", "clean", "--restore", "old"])
     fix = blocked.output.partition("fix:")[2].strip()
     subprocess.run(fix, shell=True, check=True)
-    assert runner.invoke(app, ["clean", "--restore", "old"]).exit_code == 0
-    runner.invoke(app, ["clean", "--apply"])
+    assert runner.invoke(app, ["runs", "clean", "--restore", "old"]).exit_code == 0
+    runner.invoke(app, ["runs", "clean", "--apply"])
     written(Path("runs/.trash/old"), 2)
-    runner.invoke(app, ["clean", "--apply"])
+    runner.invoke(app, ["runs", "clean", "--apply"])
     assert not Path("runs/.trash/old").exists()
 
 
@@ -229,17 +229,17 @@ def test_why_names_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run("old", 90)
     run(NEWEST, 0)
     runner = CliRunner()
-    assert runner.invoke(app, ["clean", "--why", "runs/source/weights"]).stdout == (
+    assert runner.invoke(app, ["runs", "clean", "--why", "runs/source/weights"]).stdout == (
         "run       runs/source: run based refers to it\n"
     )
-    assert runner.invoke(app, ["clean", "--why", "latest"]).stdout == "run       runs/newest: the newest run\n"
-    every = runner.invoke(app, ["clean", "--why", "."]).stdout
+    assert runner.invoke(app, ["runs", "clean", "--why", "latest"]).stdout == "run       runs/newest: the newest run\n"
+    every = runner.invoke(app, ["runs", "clean", "--why", "."]).stdout
     assert "data set  datasets/digits/data: run source refers to it" in every
     assert "run       runs/based: it trained models/digits/3" in every
     assert "run       runs/old: nothing refers to it: it can be deleted" in every
-    wrong = runner.invoke(app, ["clean", "--why", "sorce"]).output
-    assert "fix:      slipway clean --why source" in wrong
-    assert "why others are kept: slipway clean --why ." in runner.invoke(app, ["clean"]).output
+    wrong = runner.invoke(app, ["runs", "clean", "--why", "sorce"]).output
+    assert "fix:      slipway runs clean --why source" in wrong
+    assert "why others are kept: slipway runs clean --why ." in runner.invoke(app, ["runs", "clean"]).output
 
 
 def test_what_cannot_be_moved_is_named_and_the_rest_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,11 +256,11 @@ def test_what_cannot_be_moved_is_named_and_the_rest_is_deleted(tmp_path: Path, m
         utime(path, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "utime", refused)
-    result = CliRunner().invoke(app, ["clean", "--apply"])
+    result = CliRunner().invoke(app, ["runs", "clean", "--apply"])
     assert result.exit_code == 0, result.output
     assert "2 deleted" in result.output
     assert "not deleted: run       runs/of-root: could not be moved to .trash: Operation not permitted" in result.output
     assert Path("runs/of-root/weights").is_file()
     for folder in Path("runs").glob(".trash"):
         subprocess.run(f"rm -r {folder}", shell=True, check=True)  # as docs/scale.md says, to free the space at once
-    assert CliRunner().invoke(app, ["clean", "--apply"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "clean", "--apply"]).exit_code == 0

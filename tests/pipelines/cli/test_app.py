@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,6 +21,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway import extensions
+from slipway.pipelines.cli import app as app_module
 from slipway.pipelines.cli.app import LazyCommand, LazyCommands, app
 from slipway.pipelines.cli.start import Outcome
 from slipway.pipelines.config.config import load
@@ -41,15 +43,76 @@ def invoke(*arguments: str, **environment: str):
 COMMANDS = tuple(LazyCommands().commands.values())
 
 
-def commands() -> Iterator[tuple[str, click.Command]]:
-    for row in COMMANDS:
-        if isinstance(row.loaded, click.Group):
-            yield from ((f"{row.name} {inner}", command) for inner, command in row.loaded.commands.items())
+TOP = (
+    *("init", "run", "rehearse", "tune", "status", "list", "logs", "explain", "compare", "cancel", "predict", "batch"),
+    *("serve", "drift", "doctor", "hardware", "migrate", "setup", "schedule", "endpoints", "deploy", "data", "config"),
+    "runs",
+)
+IN_GROUPS = {
+    "runs": ("reproduce", "diagnose", "open", "track", "clean", "verify", "tpu"),
+    "config": ("compile", "build", "prices"),
+    "endpoints": ("rollback",),
+}
+
+
+def commands(group: Iterable[click.Command] = COMMANDS, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands that are no groups, with their paths."""
+    for row in group:
+        command = getattr(row, "loaded", row)
+        if isinstance(command, click.Group):
+            yield from commands(command.commands.values(), f"{path}{row.name} ")
         else:
-            yield row.name, row.loaded
+            yield f"{path}{row.name}", command
 
 
-@pytest.mark.parametrize("arguments", [(), ("schedule",)])
+def rows(group: Iterable[LazyCommand] = COMMANDS, path: str = "slipway") -> Iterator[tuple[str, LazyCommand]]:
+    """Yield the rows of commands and groups, with their paths."""
+    for row in group:
+        yield f"{path} {row.name}", row
+        yield from rows(row.members.values(), f"{path} {row.name}")
+
+
+ROWS = dict(rows())
+
+
+def test_at_most_24_commands_stand_at_the_top():
+    assert {row.name for row in COMMANDS} == {*TOP}
+    assert len(TOP) <= 24
+    assert {row.name: {*row.members} for row in COMMANDS if row.members} == {
+        name: {*members} for name, members in IN_GROUPS.items()
+    }
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in IN_GROUPS.items() for name in names])
+def test_the_name_of_a_command_alone_is_refused_with_its_group(group: str, name: str):
+    result = invoke(name, "--apply", COLUMNS="200")
+    assert result.exit_code == 2
+    assert f"No such command '{name}'. Did you mean 'slipway {group} {name}'?" in result.output
+    error = json.loads(invoke(name, "--json").stdout)["error"]
+    assert error["nearest"] == f"slipway {group} {name}"
+
+
+@pytest.mark.parametrize(
+    ("words", "closest"),
+    [(("claen",), "slipway runs clean"), (("runs", "claen"), "clean"), (("rehears",), "rehearse")],
+)
+def test_a_misspelled_command_is_refused_with_the_closest(words: tuple[str, ...], closest: str):
+    result = invoke(*words, COLUMNS="200")
+    assert (result.exit_code, f"Did you mean '{closest}'?" in result.output) == (2, True)
+
+
+def test_a_group_exists_only_if_it_has_commands(monkeypatch: pytest.MonkeyPatch):
+    alone = [row for row in app_module.COMMANDS if row.group != "runs"]
+    monkeypatch.setattr(app_module, "COMMANDS", alone)
+    monkeypatch.setattr(extensions, "installed", lambda: ())
+    assert "runs" not in LazyCommands().commands
+    monkeypatch.setattr(app_module, "COMMANDS", [row for row in alone if row.name != "config"])
+    without = LazyCommands()
+    assert not without.commands.keys() & {"config", "compile"}
+    assert not without.paths.keys() & {"config", "compile"}
+
+
+@pytest.mark.parametrize("arguments", [(), ("schedule",), ("runs",), ("runs", "tpu")])
 def test_no_command_shows_the_help(arguments):
     result = invoke(*arguments)
     assert result.exit_code == 0
@@ -59,10 +122,11 @@ def test_no_command_shows_the_help(arguments):
 
 def test_help_lists_the_commands_in_groups_with_examples():
     shown = invoke("--help", COLUMNS="80").output
-    panels = {"Train", "Use models", "Follow runs", "Prepare", "Build and schedule"}
+    panels = {"Train", "Use models", "Follow runs", "Prepare"}
     assert {row.rich_help_panel for row in COMMANDS} == panels
     for title in (*panels, "Examples"):
         assert title in shown
+    assert "what is done with existing runs now and then is in `runs`" in " ".join(shown.split())
     assert invoke("--version").output == f"slipway {version('slipway-ml')}\n"
 
 
@@ -77,23 +141,25 @@ def test_every_help_page_fits_80_columns_and_describes_all(name: str, command: c
             assert parameter.opts[0] in {part for word in words for part in word.split(",")}
         assert parameter.help, parameter.name
         assert " ".join(parameter.help.split()[:2]) in " ".join(words)
-    group = name.split()[0]
-    assert group in ("schedule", "endpoints", "tpu") or f"Examples slipway {group}" in " ".join(words)
+    groups = ("schedule ", "endpoints ", "runs tpu ")
+    is_in_group = name.startswith(groups) and name != "endpoints rollback"
+    assert is_in_group or f"Examples slipway {name}" in " ".join(words)
 
 
-@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 def test_the_list_has_the_first_paragraph_of_the_help_of_each_command(row: LazyCommand):
     assert row.help == row.loaded.help.partition("\n\n")[0]
 
 
 def test_examples_parse():
     """Every example names options that exist."""
-    for row in COMMANDS:
+    for path, row in ROWS.items():
         for line in row.examples:
-            assert line.startswith(f"slipway {row.name}")
-            command, words = row.loaded, line.partition(" -- ")[0].split()
-            if isinstance(command, click.Group):
-                command = command.commands[words[2]]
+            assert line.startswith(path)
+            command, words = row.loaded, line.removeprefix(path).partition(" -- ")[0].split()
+            while isinstance(command, click.Group):
+                command = command.commands[words.pop(0)]
+                command = getattr(command, "loaded", command)
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
 
@@ -102,6 +168,12 @@ def test_the_shell_completes_commands_and_runs(tmp_path: Path):
     (tmp_path / "runs/digits-1").mkdir(parents=True)
     for words, expected in (
         ("slipway reh", "rehearse"),
+        ("slipway ru", "run runs"),
+        ("slipway runs cl", "clean"),
+        ("slipway runs open di", "digits-1"),
+        ("slipway runs tpu del", "delete"),
+        ("slipway config comp", "compile"),
+        ("slipway runs verify --js", "--json"),
         ("slipway logs di", "digits-1"),
         ("slipway run --res", "--resume"),
     ):
@@ -117,7 +189,7 @@ def test_the_shell_completes_commands_and_runs(tmp_path: Path):
             capture_output=True,
             text=True,
         )
-        assert done.stdout.split() == [expected], done.stderr
+        assert done.stdout.split() == expected.split(), done.stderr
 
 
 def test_commands_with_a_target_have_one_default():
@@ -125,7 +197,7 @@ def test_commands_with_a_target_have_one_default():
     defaults = {
         parameter.default
         for name, command in commands()
-        if name not in ("setup", "build")
+        if name not in ("setup", "config build")
         for parameter in command.params
         if parameter.name == "target"
     }
@@ -133,7 +205,7 @@ def test_commands_with_a_target_have_one_default():
 
 
 def test_compile_writes_the_local_spec_of_a_configuration_given_as_an_argument(tmp_path: Path):
-    result = invoke("compile", str(DIGITS), "-o", str(tmp_path / "spec.yaml"))
+    result = invoke("config", "compile", str(DIGITS), "-o", str(tmp_path / "spec.yaml"))
     assert result.exit_code == 0, result.output
     assert "digits for local on cpu" in result.output.replace("\n", " ")
     assert "exec-train" in yaml.safe_load((tmp_path / "spec.yaml").read_text())["deploymentSpec"]["executors"]

@@ -103,7 +103,7 @@ def test_a_file_instead_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest
     assert f": {name}.\n  fix: " in result.stderr
 
 
-@pytest.mark.parametrize("command", [["init"], ["run"], ["compile"], ["predict", ".", "x.csv"]])
+@pytest.mark.parametrize("command", [["init"], ["run"], ["config", "compile"], ["predict", ".", "x.csv"]])
 def test_a_folder_whose_name_is_not_utf8_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ):

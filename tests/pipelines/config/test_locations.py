@@ -91,7 +91,7 @@ def test_a_champion_in_a_mounted_bucket_counts(tmp_path: Path, monkeypatch: pyte
         ("predict digits a.png -o gs://B/lines.jsonl", "--output"),
         ("drift digits a.png -o gs://B/page.html", "--output"),
         ("compare -o s3://B/page.html", "--output"),
-        ("verify digits --registry gs://B/models", "--registry"),
+        ("runs verify digits --registry gs://B/models", "--registry"),
         ("init gs://B/project", "folder"),
         ("data check --set data.source=images:gs://B/photos", "data.source"),
     ],

@@ -1,4 +1,4 @@
-"""`slipway run`, `compile` and `doctor` refuse the same configurations with the same messages and leave no files."""
+"""`slipway run`, `config compile` and `doctor` refuse the same configurations with one message and leave no files."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_doctor_run_and_compile_report_the_same_error(
     case.make(tmp_path, monkeypatch)
 
     def slipway(command: str, *more: str) -> Result:
-        arguments = [command, "-c", "run.yaml", "--target", case.target, *case.options, *more]
+        arguments = [*command.split(), "-c", "run.yaml", "--target", case.target, *case.options, *more]
         return CliRunner().invoke(app, arguments)
 
     ran = slipway("run", "--json")
@@ -185,7 +185,7 @@ def test_doctor_run_and_compile_report_the_same_error(
     failed = [row for row in json.loads(doctor.stdout) if row["status"] == "fail"]
     assert failed[0]["error"] == error
     if case.compiled:
-        compiled = slipway("compile", "-o", "spec.yaml")
+        compiled = slipway("config compile", "-o", "spec.yaml")
         assert compiled.exit_code == 2, compiled.output
         screen = str(UserError.from_dict(error | {"setting": None}))
         assert re.sub(r"\n  setting:  .*", "", compiled.stderr) == f"error: {lowered(screen)}\n"
@@ -216,7 +216,7 @@ def test_a_valid_configuration_passes_all_commands(tmp_path: Path, monkeypatch: 
     options += ["--set", "model.builder=own_builders:more", "--set", "model.arguments={units: 3}"]
     checked = CliRunner().invoke(app, ["doctor", *options])
     assert checked.exit_code == 0, checked.output
-    made = CliRunner().invoke(app, ["compile", *options, "-o", "spec.yaml"])
+    made = CliRunner().invoke(app, ["config", "compile", *options, "-o", "spec.yaml"])
     assert made.exit_code == 0, made.output
     assert re.search(r"^# PIPELINE DEFINITION", (tmp_path / "spec.yaml").read_text())
 

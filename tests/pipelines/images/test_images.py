@@ -54,7 +54,9 @@ def compiled(path: Path, *settings: str) -> tuple[str, dict[str, Any], str]:
     """Run compile; return its output, the spec and stderr."""
     spec = path.with_name("spec.yaml")
     options = [part for setting in settings for part in ("--set", setting)]
-    result = CliRunner().invoke(app, ["compile", "-c", str(path), "--target", "vertex", "-o", str(spec), *options])
+    result = CliRunner().invoke(
+        app, ["config", "compile", "-c", str(path), "--target", "vertex", "-o", str(spec), *options]
+    )
     assert result.exit_code == 0, result.output
     return spec.read_text(), yaml.safe_load(spec.read_text()), result.stderr
 
@@ -271,7 +273,7 @@ def test_a_mutable_tag_is_refused(project: FakeGoogle, tmp_path: Path, image: st
 
 def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -> None:
     path = str(configuration(project, tmp_path))
-    result = CliRunner().invoke(app, ["build", "--target", "vertex", "-c", path, "--json"])
+    result = CliRunner().invoke(app, ["config", "build", "--target", "vertex", "-c", path, "--json"])
     assert result.exit_code == 0, result.output
     images = json.loads(result.stdout)
     assert set(images) == {"steps", "trainer"}
@@ -299,7 +301,7 @@ def test_a_build_for_target_tpu_that_fails_names_the_setting_of_the_section_tpu(
     project: FakeGoogle, tmp_path: Path
 ) -> None:
     take_away(project, f"buckets/{BUCKET}", "roles/storage.objectViewer")
-    result = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(for_tpu(project, tmp_path))])
+    result = CliRunner().invoke(app, ["config", "build", "--target", "tpu", "-c", str(for_tpu(project, tmp_path))])
     assert result.exit_code != 0
     assert "setting:  tpu.build.service_account" in result.stderr
     assert "--role=roles/storage.objectViewer" in result.stderr
@@ -309,7 +311,7 @@ def test_the_build_command_builds_the_image_that_a_run_with_target_tpu_finds(
     project: FakeGoogle, tmp_path: Path
 ) -> None:
     path = for_tpu(project, tmp_path)
-    result = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(path), "--json"])
+    result = CliRunner().invoke(app, ["config", "build", "--target", "tpu", "-c", str(path), "--json"])
     assert result.exit_code == 0, result.output
     built = json.loads(result.stdout)
     assert project.world.writes["build"] == 1
@@ -317,7 +319,7 @@ def test_the_build_command_builds_the_image_that_a_run_with_target_tpu_finds(
     assert config.tpu is not None
     assert built == {"trainer": trainer_image(config, config.tpu, io.StringIO(), print)}
     assert project.world.writes["build"] == 1
-    listed = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(path), "--list"])
+    listed = CliRunner().invoke(app, ["config", "build", "--target", "tpu", "-c", str(path), "--list"])
     assert listed.exit_code == 0, listed.output
     assert "trainer" in listed.stdout
 
@@ -334,7 +336,7 @@ def test_an_impossible_build_is_refused_before_it_starts(
     project: FakeGoogle, tmp_path: Path, arguments: list[str], setting: str
 ) -> None:
     result = CliRunner().invoke(
-        app, ["build", "--target", "vertex", "-c", str(configuration(project, tmp_path)), *arguments]
+        app, ["config", "build", "--target", "vertex", "-c", str(configuration(project, tmp_path)), *arguments]
     )
     assert result.exit_code == 2, result.output
     assert f"setting:  {setting}" in result.stderr
@@ -385,7 +387,7 @@ def test_compile_in_no_checkout_names_the_images_of_the_later_one(
     monkeypatch.chdir(tmp_path)
 
     def compiled(spec: str) -> str:
-        result = CliRunner().invoke(app, ["compile", "-c", path.name, "--target", target, "-o", spec])
+        result = CliRunner().invoke(app, ["config", "compile", "-c", path.name, "--target", target, "-o", spec])
         assert result.exit_code == 0, result.output
         return (tmp_path / spec).read_text()
 
@@ -423,7 +425,7 @@ def test_a_build_lists_what_the_images_contain_of_the_project(
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "nets.py", "layers.py")
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["build", "-c", str(path), "--target", "vertex", "--list"])
+    result = CliRunner().invoke(app, ["config", "build", "-c", str(path), "--target", "vertex", "--list"])
     assert result.exit_code == 0, result.output
     steps, trainer = result.stdout.split("\n\n")
     for image, text in (("steps-cpu", steps), ("trainer-cpu", trainer)):
@@ -435,7 +437,7 @@ def test_a_build_lists_what_the_images_contain_of_the_project(
     assert "does not track it: forgotten.py" in result.stderr
     assert project.world.writes.total() == 0
     (contents, _) = json.loads(
-        CliRunner().invoke(app, ["build", "-c", str(path), "--target", "vertex", "--list", "--json"]).stdout
+        CliRunner().invoke(app, ["config", "build", "-c", str(path), "--target", "vertex", "--list", "--json"]).stdout
     )
     assert contents["project"] == {"backbone.h5": 2_000_000, "layers.py": 20, "nets.py": 0}
 

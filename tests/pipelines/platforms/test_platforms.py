@@ -111,9 +111,9 @@ def test_a_fifth_platform_runs_is_checked_and_appears_in_help(tmp_path: Path) ->
         ("doctor", *configuration),
         ("run", *configuration),
         ("logs", "latest"),
-        ("compile", *configuration),
+        ("config", "compile", *configuration),
         ("batch", "digits", "--input", "x", "--output", "y", "--target", "lab"),
-        ("build", *configuration),
+        ("config", "build", *configuration),
     )
     assert "kubeflow, tpu or lab" in " ".join(page.replace("│", "").split())
     assert "cpu in the lab" in checks and "power" in checks

@@ -1,4 +1,4 @@
-"""`slipway prices update`: from SKUs to the table of prices."""
+"""`slipway config prices`: from SKUs to the table of prices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def update(*options: str) -> Result:
-    return CliRunner().invoke(app, ["prices", "update", *options])
+    return CliRunner().invoke(app, ["config", "prices", *options])
 
 
 def test_prices_are_those_of_the_table_that_was_read_another_way() -> None:

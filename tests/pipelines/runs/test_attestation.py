@@ -118,7 +118,7 @@ def signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
 
 
 def verify(*options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["verify", "digits", *options])
+    result = CliRunner().invoke(app, ["runs", "verify", "digits", *options])
     return result.exit_code, result.stdout
 
 
@@ -239,7 +239,7 @@ def test_what_was_forged_is_refused(signed: RunRecord, forge: Callable[[], objec
 @pytest.mark.parametrize("name", ["other/1", "digits/2"])
 def test_a_signed_version_is_refused_under_another_name_or_number(signed: RunRecord, name: str) -> None:
     shutil.copytree(VERSION, Path("models", name))
-    result = CliRunner().invoke(app, ["verify", name, "--key", "signing.pub"])
+    result = CliRunner().invoke(app, ["runs", "verify", name, "--key", "signing.pub"])
     assert (result.exit_code, "it was signed as digits/1" in result.stdout) == (1, True), result.stdout
 
 
@@ -364,7 +364,7 @@ def test_another_key_is_refused(signed: RunRecord) -> None:
         ("signing.key", "no public key"),
         ("missing.pub", "No such file"),
     ):
-        result = CliRunner().invoke(app, ["verify", "--key", name])
+        result = CliRunner().invoke(app, ["runs", "verify", "--key", name])
         assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
@@ -377,7 +377,7 @@ def test_a_data_set_on_another_machine_is_named(signed: RunRecord) -> None:
 def test_a_copy_of_a_signed_model_is_signed_by_its_own_run_only(signed: RunRecord) -> None:
     copied = Registry(Path("models")).register("copy", VERSION, {"run_id": "another"}, "any")
     assert not (copied.version.folder / STATEMENT.name).exists()
-    assert CliRunner().invoke(app, ["verify", "copy"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "verify", "copy"]).exit_code == 0
 
 
 def test_a_run_that_cannot_sign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

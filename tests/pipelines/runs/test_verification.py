@@ -72,7 +72,7 @@ def test_a_model_without_checksums_is_said_to_have_none() -> None:
     assert version.lines() == ["✓ model models/earlier/1: has no checksums"]
     Path("other").mkdir()
     Path("other/model.json").write_text("{}")
-    result = CliRunner().invoke(app, ["verify", "other"])
+    result = CliRunner().invoke(app, ["runs", "verify", "other"])
     assert (result.exit_code, result.stdout) == (0, "✓ model other: has no checksums\n")
 
 
@@ -89,5 +89,5 @@ def test_checkpoints_are_verified_but_not_one_that_is_being_written(tmp_path: Pa
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(UserError) as refused:
         list(verification.verify("digit", Path("models")))
-    assert refused.value.fix == "slipway verify digits"
-    assert CliRunner().invoke(app, ["verify", "digits/3"]).exit_code == 2
+    assert refused.value.fix == "slipway runs verify digits"
+    assert CliRunner().invoke(app, ["runs", "verify", "digits/3"]).exit_code == 2

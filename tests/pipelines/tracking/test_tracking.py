@@ -170,7 +170,7 @@ def test_a_server_that_is_killed_costs_a_warning_with_what_was_not_sent(folder: 
         ended(record)
     [warning] = said
     assert "could not be reached (ConnectionError). Not sent: metrics (8 values), status, report.html." in warning
-    assert warning.endswith(f"To send it: slipway track {folder.run_id}")
+    assert warning.endswith(f"To send it: slipway runs track {folder.run_id}")
     server.start()
     send(folder, configuration(server), record)
     run = server.run(folder.run_id)
@@ -273,9 +273,9 @@ def test_a_search_that_is_stopped_is_sent_later_by_its_name(
     server.stop()
     with pytest.raises(KeyboardInterrupt), tracking.tracked_study(config, "digits-1", said.append):
         raise KeyboardInterrupt
-    assert [line.rpartition("To send it: ")[2] for line in said] == ["slipway track digits-1"] * 2
+    assert [line.rpartition("To send it: ")[2] for line in said] == ["slipway runs track digits-1"] * 2
     server.start()
-    sent = CliRunner().invoke(app, ["track", "digits-1", "--set", f"track.mlflow={server.url}"])
+    sent = CliRunner().invoke(app, ["runs", "track", "digits-1", "--set", f"track.mlflow={server.url}"])
     assert sent.exit_code == 0, sent.output
     search = server.run("digits-1")
     assert (search.info["status"], search.info["run_id"] in sent.output) == ("KILLED", True)
@@ -288,18 +288,18 @@ def test_the_command_sends_a_run_and_needs_a_tracker(
     monkeypatch.chdir(folder.path.parent.parent)
     folder.path.parent.rename("runs")
     RunFolder(Path("runs") / folder.run_id).write(ended(record_of(folder)))
-    sent = CliRunner().invoke(app, ["track"])
+    sent = CliRunner().invoke(app, ["runs", "track"])
     assert sent.stdout.strip() == f"{server.url}/#/experiments/1/runs/{server.run(folder.run_id).info['run_id']}"
-    refused = CliRunner().invoke(app, ["track", "latest", "--set", "track=null"])
+    refused = CliRunner().invoke(app, ["runs", "track", "latest", "--set", "track=null"])
     assert (refused.exit_code, "has no section track" in refused.output) == (2, True)
-    assert re.search(r"fix:      slipway track \S+ --set track\.mlflow=http://localhost:5000\n", refused.output)
+    assert re.search(r"fix:      slipway runs track \S+ --set track\.mlflow=http://localhost:5000\n", refused.output)
 
 
 def test_the_command_sends_no_rehearsal(folder: RunFolder, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.path.parent.parent)
     folder.path.parent.rename("runs")
     RunFolder(Path("runs") / folder.run_id).write(ended(record_of(folder, rehearsal=9)))
-    refused = CliRunner().invoke(app, ["track"])
+    refused = CliRunner().invoke(app, ["runs", "track"])
     assert (refused.exit_code, f"{folder.run_id} is a rehearsal" in refused.output) == (2, True)
     assert server.runs == {}
 
@@ -349,7 +349,7 @@ def test_the_command_says_in_a_sentence_that_a_server_is_none_of_mlflow(
     folder.path.parent.rename("runs")
     RunFolder(Path("runs") / folder.run_id).write(ended(record_of(folder)))
     server.gate = lambda _: Raw(HOSTILE["login page"], headers={"Content-Type": "text/html"})
-    refused = CliRunner().invoke(app, ["track"])
+    refused = CliRunner().invoke(app, ["runs", "track"])
     assert (
         refused.exit_code,
         refused.output.startswith(f"error: MLflow at {server.url} did not answer as MLflow does, "),

@@ -229,7 +229,7 @@ def image(context: Context) -> str:
     project = context.shared(Project)
     text = project.vertex.image
     if text is None:
-        raise NotApplicableError("it is built if the registry does not have it (slipway build --target vertex)")
+        raise NotApplicableError("it is built if the registry does not have it (slipway config build --target vertex)")
     image = ImageReference.parse(text)
     if image.is_googles:
         raise NotApplicableError("it is one of Google's images")
@@ -239,7 +239,7 @@ def image(context: Context) -> str:
             f"There is no image {text}.",
             setting="vertex.image",
             value=text,
-            fix="--set vertex.image=null to let the run build its images, or slipway build --target vertex",
+            fix="--set vertex.image=null to let the run build its images, or slipway config build --target vertex",
         )
     return text
 

@@ -1,1 +1,1 @@
-"""Endpoints on Vertex AI from files: `slipway endpoints`, `slipway deploy` and `slipway rollback`."""
+"""Endpoints on Vertex AI from files: `slipway endpoints` and `slipway deploy`."""

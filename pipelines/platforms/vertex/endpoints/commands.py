@@ -1,4 +1,4 @@
-"""`slipway endpoints …`, `slipway deploy` and `slipway rollback`."""
+"""`slipway endpoints …` and `slipway deploy`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def deploy(
     except KeyboardInterrupt:
         say(
             "Interrupted: the endpoint stays as it is. To continue, repeat the command; to return to the previous "
-            "model: slipway rollback"
+            "model: slipway endpoints rollback"
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _show_outcome(outcome, as_json=as_json)
@@ -196,4 +196,4 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     console.print(escape(f"{outcome.version}: {outcome.status}"))
     if outcome.previous and outcome.status in ("deployed", "unchanged"):
         serving = outcome.version.rpartition("@")[2]
-        console.print(escape(f"  to return to {outcome.previous}: slipway rollback --from {serving}"))
+        console.print(escape(f"  to return to {outcome.previous}: slipway endpoints rollback --from {serving}"))

@@ -1,4 +1,4 @@
-"""The operations of `slipway endpoints`, `deploy` and `rollback`."""
+"""The operations of `slipway endpoints` and `slipway deploy`."""
 
 from __future__ import annotations
 

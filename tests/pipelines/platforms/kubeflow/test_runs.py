@@ -371,6 +371,6 @@ def test_a_run_that_the_server_has_created_in_mlflow_is_continued_there(kubeflow
         assert (run.tags["slipway.run"], run.tags["slipway.verdict"]) == (record.run_id, "promote")
         assert (run.info["status"], run.params["train.epochs"]) == ("FINISHED", "30.0")
         with FakeMlflow() as other:
-            sent = CliRunner().invoke(app, ["track", "latest", "--set", f"track.mlflow={other.url}"])
+            sent = CliRunner().invoke(app, ["runs", "track", "latest", "--set", f"track.mlflow={other.url}"])
             assert sent.exit_code == 0, sent.output
             assert other.run(record.run_id).info["status"] == "FINISHED"

@@ -1,4 +1,4 @@
-"""The spec that `slipway compile --target kubeflow` writes: pod settings, refused settings, and that it runs."""
+"""The spec that `slipway config compile --target kubeflow` writes: pod settings, refused settings, and that it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str,
     (folder / "run.yaml").write_text(config.as_yaml())
     output = folder / "spec.yaml"
     result = CliRunner().invoke(
-        app, ["compile", "-c", str(folder / "run.yaml"), "--target", "kubeflow", "-o", str(output)]
+        app, ["config", "compile", "-c", str(folder / "run.yaml"), "--target", "kubeflow", "-o", str(output)]
     )
     assert result.exit_code == 0, result.output
     specification, *platforms = yaml.safe_load_all(output.read_text())
@@ -189,7 +189,7 @@ def test_parameters_that_the_server_would_refuse_are_named() -> None:
 )
 def test_unsupported_hardware_is_refused(tmp_path: Path, hardware: str, near: str) -> None:
     (tmp_path / "run.yaml").write_text(configuration(hardware).as_yaml())
-    for command in (["compile", "-o", str(tmp_path / "spec.yaml")], ["run"]):
+    for command in (["config", "compile", "-o", str(tmp_path / "spec.yaml")], ["run"]):
         arguments = [*command, "-c", str(tmp_path / "run.yaml"), "--target", "kubeflow"]
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""`slipway clean --target tpu`: what runs on Cloud TPU have left in the bucket, and TPUs whose launchers were lost."""
+"""`slipway runs clean --target tpu`: what runs on Cloud TPU have left in the bucket, and TPUs with lost launchers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(google: FakeGoogle, name: str, days: float, data: str | None = None) -> 
 
 
 def clean(*options: str) -> Result:
-    return CliRunner().invoke(app, ["clean", "--target", "tpu", *options])
+    return CliRunner().invoke(app, ["runs", "clean", "--target", "tpu", *options])
 
 
 @pytest.mark.usefixtures("tpus")

@@ -1,4 +1,4 @@
-"""`slipway tpu list` and `slipway tpu delete`."""
+"""`slipway runs tpu list` and `slipway runs tpu delete`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tpus(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def slipway(*words: str) -> Result:
-    return CliRunner().invoke(app, ["tpu", *words])
+    return CliRunner().invoke(app, ["runs", "tpu", *words])
 
 
 def test_queued_resources_of_runs_are_listed_with_their_states(tpus: Tpus) -> None:
@@ -51,7 +51,7 @@ def test_queued_resources_of_runs_are_listed_with_their_states(tpus: Tpus) -> No
     assert second.startswith(f"slipway-digits-2-1 in {ZONE}: FAILED, ")
     assert f"of {service.owner()}: There is no more capacity in the zone" in second
     assert "of you-there: There is" in third
-    assert "slipway tpu delete" in shown.stderr
+    assert "slipway runs tpu delete" in shown.stderr
     first, second, _ = json.loads(slipway("list", "--json").stdout)
     assert (first["state"], second["error"].partition(" in ")[0]) == ("ACTIVE", "There is no more capacity")
 

@@ -130,8 +130,8 @@ def _no_quota_in_region(google: FakeGoogle) -> None:
         (None, {"bucket": "gs://absent"}, "bucket", "does not exist", "slipway setup --target tpu --apply"),
         (None, {"image": IMAGE.replace("0" * 64, "a" * 64)}, "image", "There is no image", "--set tpu.image=null"),
         (None, {"zones": [f"{REGION}-c"]}, "runtime version", "list the runtime versions", None),
-        (_no_quota, {}, "quota", f"needs 8 of {SPOT}, and the limit is 4 in {ZONE}", "slipway tpu list"),
-        (_no_quota_in_region, {}, "quota", f"and the limit is 4 in {REGION}.", "slipway tpu list"),
+        (_no_quota, {}, "quota", f"needs 8 of {SPOT}, and the limit is 4 in {ZONE}", "slipway runs tpu list"),
+        (_no_quota_in_region, {}, "quota", f"and the limit is 4 in {REGION}.", "slipway runs tpu list"),
     ],
 )
 def test_a_check_for_target_tpu_fails_with_its_fix(

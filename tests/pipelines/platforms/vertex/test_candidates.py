@@ -390,7 +390,7 @@ def test_every_candidate_is_checked_before_anything_is_submitted(
     change(workspace, regions={"europe-north1": {"bucket": "gs://there"}})
     refused = slipway(*RUN, "--hardware", "a100x1")
     assert (refused.exit_code, "europe-north1" in refused.output) == (2, True), refused.output
-    compiled = slipway("compile", *CHECKED[1:], "--hardware", "a100x1", "-o", "spec.yaml")
+    compiled = slipway("config", "compile", *CHECKED[1:], "--hardware", "a100x1", "-o", "spec.yaml")
     assert (compiled.exit_code, "europe-north1" in compiled.output) == (2, True), compiled.output
     assert ready_google.world.writes["pipelineJob"] == 0
 

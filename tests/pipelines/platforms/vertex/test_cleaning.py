@@ -1,4 +1,4 @@
-"""`slipway clean --target vertex`: runs, data sets, images and schedules that nothing refers to."""
+"""`slipway runs clean --target vertex`: runs, data sets, images and schedules that nothing refers to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.pipelines.platforms.vertex.conftest import Slipway
 NOW = datetime.now(UTC)
 AGE = Age(timedelta(days=30))
 PARENT = f"projects/{NUMBER}/locations/{REGION}"
-CLEAN = ("clean", "--target", "vertex", "-c", "run.yaml")
+CLEAN = ("runs", "clean", "--target", "vertex", "-c", "run.yaml")
 
 
 class Bucket:
@@ -124,7 +124,10 @@ def test_what_is_said_has_sizes_and_addresses(bucket: Bucket, slipway: Slipway):
     assert "--older-than = '0d'" in too_short.output
     for option in ("--why", "--restore"):
         refused = slipway(*CLEAN, option, "runs/x")
-        assert (refused.exit_code, f"fix:      slipway clean {option} runs/x, without" in refused.output) == (2, True)
+        assert (refused.exit_code, f"fix:      slipway runs clean {option} runs/x, without" in refused.output) == (
+            2,
+            True,
+        )
 
 
 def test_a_model_that_is_only_known_by_the_label_of_its_run_keeps_it(bucket: Bucket, slipway: Slipway):

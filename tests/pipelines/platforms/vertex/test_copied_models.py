@@ -111,10 +111,10 @@ def test_in_python_a_model_says_where_it_is_until_it_is_downloaded(
 @pytest.mark.parametrize("named", ["the run", "the folder"])
 def test_verify_reads_what_is_in_the_bucket(stored: Stored, slipway: Slipway, named: str) -> None:
     what = "latest" if named == "the run" else stored.uri
-    assert f"✓ model {stored.uri}" in slipway("verify", what).output
-    assert "not verified" in slipway("verify").output
+    assert f"✓ model {stored.uri}" in slipway("runs", "verify", what).output
+    assert "not verified" in slipway("runs", "verify").output
     stored.write("weights", b"in a format of another")
-    result = slipway("verify", what)
+    result = slipway("runs", "verify", what)
     assert result.exit_code == 1
     assert f"The model in {stored.uri} is damaged: weights does not match its checksum" in result.output
     assert "/tmp" not in result.output.replace(str(Path.cwd()), "")
@@ -122,10 +122,12 @@ def test_verify_reads_what_is_in_the_bucket(stored: Stored, slipway: Slipway, na
 
 def test_verify_names_the_models_below_a_folder(stored: Stored, slipway: Slipway) -> None:
     above = stored.uri.rpartition("/")[0]
-    result = slipway("verify", above)
+    result = slipway("runs", "verify", above)
     assert result.exit_code == 2
-    assert f"fix:      slipway verify {stored.uri}\n" in result.stderr
-    assert f"gcloud storage ls gs://{stored.bucket}" in slipway("verify", f"gs://{stored.bucket}/nowhere").stderr
+    assert f"fix:      slipway runs verify {stored.uri}\n" in result.stderr
+    assert (
+        f"gcloud storage ls gs://{stored.bucket}" in slipway("runs", "verify", f"gs://{stored.bucket}/nowhere").stderr
+    )
 
 
 def test_a_folder_that_may_not_be_read_is_refused(ready_google: FakeGoogle, stored: Stored, slipway: Slipway) -> None:

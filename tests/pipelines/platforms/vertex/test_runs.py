@@ -89,7 +89,7 @@ def three_hours(ready_google: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_over_the_budget_never_reaches_a_submit_call(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     over = ("--hardware", "l4x4*2", "--set", "budget=1000")
     hourly, days = 2 * (48 * 0.038572 + 4 * 0.58804), 7
-    for refused in (slipway(*CHECKED, *over), slipway(*RUN, *over), slipway("compile", *CHECKED[1:], *over)):
+    for refused in (slipway(*CHECKED, *over), slipway(*RUN, *over), slipway("config", "compile", *CHECKED[1:], *over)):
         assert refused.exit_code == 2, refused.output
         assert f"at least ${hourly:.2f} per hour in europe-west4, ${hourly * 24 * days * 4:,.2f} in the worst case" in (
             refused.stderr
@@ -151,7 +151,7 @@ def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, w
     jobs = len(ready_google.region.pipelines.jobs)
     file = workspace / "runs" / ended["run_id"] / "run.json"
     file.write_text(json.dumps({**ended, "status": "running", "cost": None, "ended": None}))
-    for refused in (slipway(*CHECKED, *few), slipway(*RUN, *few), slipway("compile", *CHECKED[1:], *few)):
+    for refused in (slipway(*CHECKED, *few), slipway(*RUN, *few), slipway("config", "compile", *CHECKED[1:], *few)):
         assert refused.exit_code == 2, refused.output
         assert "exceed the budget of $14.00 per month, after $14.10 that this month's runs have cost or may still" in (
             " ".join(refused.stderr.split())

@@ -1,4 +1,4 @@
-"""The spec that `slipway compile --target vertex` writes."""
+"""The spec that `slipway config compile --target vertex` writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled(folder: Path, hardware: str, *options: str) -> dict[str, Any]:
     (folder / "run.yaml").write_text(yaml.safe_dump(values))
     place = folder / "spec.yaml"
     told = ["-c", str(folder / "run.yaml"), "--target", "vertex", "--hardware", hardware, "-o", str(place), *options]
-    result = CliRunner().invoke(app, ["compile", *told])
+    result = CliRunner().invoke(app, ["config", "compile", *told])
     assert result.exit_code == 0, result.output
     return yaml.safe_load(place.read_text())
 
@@ -208,7 +208,9 @@ def test_a_step_on_a_larger_disk_is_a_custom_job_as_the_runs_account(tmp_path):
 
 def test_a_configuration_without_a_vertex_section_is_refused(tmp_path):
     output = tmp_path / "spec.yaml"
-    result = CliRunner().invoke(app, ["compile", "-c", "configs/digits.yaml", "--target", "vertex", "-o", str(output)])
+    result = CliRunner().invoke(
+        app, ["config", "compile", "-c", "configs/digits.yaml", "--target", "vertex", "-o", str(output)]
+    )
     assert result.exit_code == 2
     assert "vertex" in result.stderr
     assert not output.exists()
@@ -255,7 +257,7 @@ def test_a_program_with_its_own_data_and_image_has_no_step_that_prepares_or_buil
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({**values, "data": data, "evaluate": gate}))
     place = tmp_path / "spec.yaml"
     told = ["-c", str(tmp_path / "own.yaml"), "--target", "vertex", "--hardware", "h100x8*2", "-o", str(place)]
-    result = CliRunner().invoke(app, ["compile", *told])
+    result = CliRunner().invoke(app, ["config", "compile", *told])
     assert result.exit_code == 0, result.output
     specification = yaml.safe_load(place.read_text())
     tasks = specification["root"]["dag"]["tasks"]

@@ -199,7 +199,7 @@ def test_a_submission_without_a_response_leaves_a_failed_run(
     assert slipway("explain").exit_code == 1
 
 
-@pytest.mark.parametrize("command", [("build", "-c", "run.yaml"), (*RUN, "--no-check"), RUN])
+@pytest.mark.parametrize("command", [("config", "build", "-c", "run.yaml"), (*RUN, "--no-check"), RUN])
 def test_without_credentials_every_command_exits_with_2(
     workspace: Path, slipway: Slipway, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):

@@ -110,7 +110,7 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
             "gcp-sa-aiplatform.iam",
             "slipway setup --apply",
         ),
-        (lambda g: g.images.untagged.clear(), "image", "no image", "slipway build"),
+        (lambda g: g.images.untagged.clear(), "image", "no image", "slipway config build"),
         (lambda g: take_away(g, f"projects/{PROJECT}", "roles/aiplatform.user"), "roles", RUNNER, "setup"),
         (lambda g: g.world.projects[PROJECT].services.discard("logging.googleapis.com"), "APIs", "logging", "enable"),
         (

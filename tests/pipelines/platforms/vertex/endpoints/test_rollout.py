@@ -1,4 +1,4 @@
-"""`slipway deploy` and `slipway rollback` against the fake endpoints, with servers of their own behind them."""
+"""`slipway deploy` and `slipway endpoints rollback` against the fake endpoints, with real servers behind them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_model_that_fails_a_check_is_withdrawn_at_once(workspace, clients, mon
     assert workspace.traffic == {"digits@1": 100}
     assert workspace.versions == ["digits@1"]
     assert not [error for _, error in answers if error and "the stand-in fails" not in error]
-    result = workspace.slipway("rollback")
+    result = workspace.slipway("endpoints", "rollback")
     assert result.exit_code == 2
     assert "has no previous model to return to" in result.stderr
 
@@ -108,21 +108,27 @@ def test_rollback_is_one_update_and_repeated_it_changes_nothing(workspace, monke
         workspace.register()
         workspace.deployed()
     seen = moves(workspace, monkeypatch)
-    result = workspace.slipway("rollback", "--endpoint", "digits")
+    result = workspace.slipway("endpoints", "rollback", "--endpoint", "digits")
     assert result.exit_code == 0, result.output
     assert "digits@1 has all traffic again; digits@2 has none and stays deployed" in result.stderr
     assert workspace.traffic == {"digits@1": 100}
     assert len(seen) == 1
     assert workspace.versions == ["digits@1", "digits@2"]
-    assert "to return to digits@2: slipway rollback --from 1" in result.stdout
-    for repeated in (("rollback",), ("rollback", "--from", "2")):
+    assert "to return to digits@2: slipway endpoints rollback --from 1" in result.stdout
+    for repeated in (
+        (
+            "endpoints",
+            "rollback",
+        ),
+        ("endpoints", "rollback", "--from", "2"),
+    ):
         again = workspace.slipway(*repeated)
         assert (again.exit_code, "digits@1: unchanged" in again.stdout) == (0, True)
         assert workspace.traffic == {"digits@1": 100}
     for _ in range(2):
-        assert workspace.slipway("rollback", "--from", "1").exit_code == 0
+        assert workspace.slipway("endpoints", "rollback", "--from", "1").exit_code == 0
         assert workspace.traffic == {"digits@2": 100}
-    unknown = workspace.slipway("rollback", "--from", "7")
+    unknown = workspace.slipway("endpoints", "rollback", "--from", "7")
     assert (unknown.exit_code, "Version 7 is not deployed" in unknown.stderr) == (2, False), unknown.stderr
     assert "version 7 is not deployed" in unknown.stderr
 
@@ -132,7 +138,7 @@ def test_of_two_rollbacks_at_once_one_moves_the_traffic(workspace, monkeypatch):
         workspace.register()
         workspace.deployed()
     since = datetime.now(UTC)
-    assert workspace.slipway("rollback").exit_code == 0
+    assert workspace.slipway("endpoints", "rollback").exit_code == 0
     from slipway.pipelines.platforms.vertex.endpoints import operations
 
     assert operations.rollback(None, print, since).status == "unchanged"
@@ -163,11 +169,11 @@ def test_a_rollback_that_finds_its_work_done_does_not_claim_it(workspace, monkey
     def overtaken(self, endpoint_id):
         endpoint = read(self, endpoint_id)
         monkeypatch.setattr(Endpoints, "existing", read)
-        assert "has all traffic again" in workspace.slipway("rollback").stderr
+        assert "has all traffic again" in workspace.slipway("endpoints", "rollback").stderr
         return endpoint
 
     monkeypatch.setattr(Endpoints, "existing", overtaken)
-    second = workspace.slipway("rollback")
+    second = workspace.slipway("endpoints", "rollback")
     assert "digits@1 has all traffic; digits@2 has none and stays deployed" in second.stderr
     assert workspace.traffic == {"digits@1": 100}
 
@@ -222,7 +228,7 @@ def test_an_interrupted_rollout_can_be_rolled_back(workspace, monkeypatch):
     workspace.deployed()
     workspace.register()
     interrupted_at(workspace, monkeypatch, 20)
-    assert workspace.slipway("rollback").exit_code == 0
+    assert workspace.slipway("endpoints", "rollback").exit_code == 0
     assert workspace.traffic == {"digits@1": 100}
     assert ROLLOUT not in workspace.endpoint.labels
     workspace.deployed()
@@ -236,7 +242,7 @@ def test_a_rollout_ends_if_another_command_changes_the_traffic(workspace, monkey
     watch = rollout._Rollout.watch
 
     def meanwhile(self, prober, percent):
-        workspace.slipway("rollback")
+        workspace.slipway("endpoints", "rollback")
         return watch(self, prober, percent)
 
     monkeypatch.setattr(rollout._Rollout, "watch", meanwhile)
@@ -271,10 +277,10 @@ def test_a_rollout_does_not_take_back_what_somebody_changes_by_hand(workspace, m
     assert result.exit_code == 2, result.output
     assert "another command or user has changed digits" in result.stderr
     assert workspace.traffic == {"digits@1": 100}
-    back = workspace.slipway("rollback")
+    back = workspace.slipway("endpoints", "rollback")
     assert back.exit_code == 0, back.output
     assert "digits@1 has all traffic again; digits@2 has none" in back.stderr
-    again = workspace.slipway("rollback", "--from", "1")
+    again = workspace.slipway("endpoints", "rollback", "--from", "1")
     assert "digits@2 has all traffic again; digits@1 has none" in again.stderr
 
 
@@ -360,7 +366,7 @@ def test_a_rollback_whose_response_is_lost_does_not_return_to_the_bad_model(work
         workspace.register()
         workspace.deployed()
     lose_responses(workspace, monkeypatch, "update_endpoint")
-    result = workspace.slipway("rollback")
+    result = workspace.slipway("endpoints", "rollback")
     assert result.exit_code == 0, result.output
     assert "digits@1 has all traffic; digits@2 has none" in result.stderr
     assert workspace.traffic == {"digits@1": 100}

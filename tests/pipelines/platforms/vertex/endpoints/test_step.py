@@ -27,7 +27,7 @@ def compile_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         Path("run.yaml").write_text(yaml.safe_dump(digits | section))
         endpoint = {"configuration": "run.yaml", **settings}
         Path("configs/endpoints/digits.yaml").write_text(yaml.safe_dump(endpoint))
-        arguments = ["compile", "-c", "run.yaml", "--target", target, "-o", "spec.yaml"]
+        arguments = ["config", "compile", "-c", "run.yaml", "--target", target, "-o", "spec.yaml"]
         result = CliRunner().invoke(app, arguments)
         return result, yaml.safe_load(Path("spec.yaml").read_text()) if result.exit_code == 0 else {}
 

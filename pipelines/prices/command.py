@@ -1,4 +1,4 @@
-"""`slipway prices update`: write a table of today's list prices."""
+"""`slipway config prices`: write a table of today's list prices."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.options import Configuration, Json, Overrides, check_folder_of, configured
-from slipway.pipelines.terminal import command_group, console, print_json, say, user_errors
+from slipway.pipelines.terminal import console, print_json, say, user_errors
 
 SHOWN_CHANGES = 12
-prices = command_group("The list prices by which costs are estimated.")
 
 
-@prices.command(epilog="[bold]Examples[/]\n\nslipway prices update -c my.yaml")
 @user_errors
-def update(
+def prices(
     config: Configuration = None,
     overrides: Overrides = None,
     output: Annotated[
