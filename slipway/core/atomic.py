@@ -85,15 +85,15 @@ def append_line(path: Path | str, line: str) -> None:
 
 def json_lines(data: bytes) -> list[JsonObject]:
     """Return the JSON objects in `data`, one per line; lines that cannot be parsed, such as torn ones, are skipped."""
-    found = []
+    objects = []
     for line in data.splitlines():
         try:
             value = json.loads(line)
         except ValueError:
             continue
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects
 
 
 def sync(path: Path) -> None:

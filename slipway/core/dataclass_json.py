@@ -28,10 +28,10 @@ def read(kind: type[Kind], content: bytes) -> Kind:
         ValueError: It is not JSON, a key is unknown or missing, or a value has another type.
     """
     try:
-        found: Kind = _typed(kind, json.loads(content))
+        instance: Kind = _typed(kind, json.loads(content))
     except (RecursionError, TypeError) as error:  # nested too deep; a missing key
         raise ValueError(str(error)) from None
-    return found
+    return instance
 
 
 def text(value: object) -> str:

@@ -81,18 +81,19 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in place of a traceback: the user's own lines, and the message."""
-        own = Path(__file__).parents[1]
+        package = Path(__file__).parents[1]
         frames = [
             f"  {frame.filename if Path(frame.filename).is_file() else frame.name}:{frame.lineno}: {frame.line}"
             for frame in traceback.extract_tb(self.__traceback__)
-            if not {"IPython", "ipykernel"} & {*Path(frame.filename).parts} and own not in Path(frame.filename).parents
+            if not {"IPython", "ipykernel"} & {*Path(frame.filename).parts}
+            and package not in Path(frame.filename).parents
         ]
         return [*frames, f"error: {self.traceback or ''}{lowered(str(self))}"]
 
     def as_dict(self) -> JsonObject:
         """Return the error as plain values, for a run's record and its event log."""
         value = self.value if isinstance(self.value, str | int | float | bool | None) else str(self.value)
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"value": value}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"value": value}
 
     @classmethod
     def unknown(

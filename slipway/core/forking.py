@@ -215,7 +215,7 @@ def _redirect(output: int | None, *, own_group: bool) -> None:
 
 def _keep(streams: Streams, kept: Collection[int]) -> None:
     """Replace the streams, and all other descriptors by the null device: the objects that have them may close them."""
-    for number, stream in enumerate([os.dup(each) for each in streams]):
+    for number, stream in enumerate([os.dup(original) for original in streams]):
         os.dup2(stream, number)
         os.close(stream)
     null = os.open(os.devnull, os.O_RDWR)

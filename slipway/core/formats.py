@@ -22,12 +22,12 @@ def check(content: object, path: Path) -> None:
     Raises:
         UserError: A newer version of Slipway wrote it.
     """
-    found = content.get(KEY, 1) if isinstance(content, dict) else 1
-    if isinstance(found, int) and found > FORMAT:
+    format_number = content.get(KEY, 1) if isinstance(content, dict) else 1
+    if isinstance(format_number, int) and format_number > FORMAT:
         raise UserError(
-            f"A newer version of Slipway wrote {path}: it has the format {found}.",
+            f"A newer version of Slipway wrote {path}: it has the format {format_number}.",
             setting=KEY,
-            value=found,
+            value=format_number,
             allowed=f"at most {FORMAT}",
             fix="pip install --upgrade slipway-ml",
         )

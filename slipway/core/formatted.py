@@ -44,9 +44,11 @@ NUMBER_FORMATS: dict[NumberFormat, _Marks] = {
 
 def format_of(texts: Iterable[str]) -> NumberFormat | None:
     """Return how numbers are written in texts, all of which are numbers; None if one is not, or two ways are mixed."""
-    found = list(texts)
-    formats = (name for name, marks in NUMBER_FORMATS.items() if all(re.match(marks.pattern, text) for text in found))
-    return next(formats, None) if found else None
+    all_texts = list(texts)
+    formats = (
+        name for name, marks in NUMBER_FORMATS.items() if all(re.match(marks.pattern, text) for text in all_texts)
+    )
+    return next(formats, None) if all_texts else None
 
 
 def plain_number(text: str, written: NumberFormat) -> str:

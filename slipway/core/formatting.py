@@ -15,7 +15,7 @@ def decimals(*values: float | None, digits: int = 4) -> int:
     Below 1, these are `digits`; a larger value has one less for each digit before the point, and values that all are
     below 0.01 have three digits that are not 0.
     """
-    largest = max((abs(each) for each in values if each is not None and math.isfinite(each)), default=0.0)
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     if largest < SMALLEST:
         return digits
     magnitude = math.floor(math.log10(largest))

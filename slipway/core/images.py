@@ -64,9 +64,9 @@ FORMATS = {
     "tiff": Format("TIFF", ("tif", "tiff"), ("image/tiff",), "TIFF"),
     "gif": Format("GIF", ("gif",), ("image/gif",), "GIF"),
 }
-NAMES = spoken(each.name for each in FORMATS.values())
-ENDINGS = frozenset(ending for each in FORMATS.values() for ending in each.endings)
-MEDIA_TYPES = tuple(kind for each in FORMATS.values() for kind in each.media_types)
+NAMES = spoken(image_format.name for image_format in FORMATS.values())
+ENDINGS = frozenset(ending for image_format in FORMATS.values() for ending in image_format.endings)
+MEDIA_TYPES = tuple(kind for image_format in FORMATS.values() for kind in image_format.media_types)
 
 
 # Formats whose files begin with the length of each part, so that it shows whether they are complete.
@@ -138,8 +138,8 @@ def is_lossless(image: Image.Image, data: bytes) -> bool:
             return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and b"VP8L" in data[30 : 1 << 16])
         case "TIFF":
             return image.info.get("compression") not in ("jpeg", "tiff_jpeg", "webp")
-        case found:
-            return found in ("PNG", "BMP", "GIF")
+        case name:
+            return name in ("PNG", "BMP", "GIF")
 
 
 def opened(data: bytes) -> Image.Image:

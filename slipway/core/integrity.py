@@ -34,7 +34,7 @@ FILES, CHECKSUM = "files", "record_checksum"
 def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE, *, but: str = "") -> None:
     """Write `file`, model.json or CHECKSUMS_FILE, with `record` and the checksums of the folder's files but `but`."""
     excluded = (file, REGISTRATION_FILE, STATEMENT_FILE, but)
-    kept = {name: one for name, one in files(folder).items() if name not in excluded}
+    kept = {name: digest for name, digest in files(folder).items() if name not in excluded}
     content = {formats.KEY: formats.FORMAT, **record, FILES: kept}
     (folder / file).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2) + "\n")
 
@@ -90,8 +90,8 @@ def checksum(folder: Path) -> str | None:
         record = json.loads((folder / _file(folder)).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    found = record.get(CHECKSUM) if isinstance(record, dict) else None
-    return None if found is None else str(found)
+    digest = record.get(CHECKSUM) if isinstance(record, dict) else None
+    return None if digest is None else str(digest)
 
 
 def damage(folder: Path) -> str | None:
@@ -101,14 +101,14 @@ def damage(folder: Path) -> str | None:
 
 def verify(folder: Path) -> None:
     """Raise UserError if the model in `folder` is damaged; OSError if the storage fails."""
-    if what := damage(folder):
-        raise damaged(folder, what)
+    if problem := damage(folder):
+        raise damaged(folder, problem)
 
 
-def damaged(folder: Path, what: str) -> UserError:
+def damaged(folder: Path, problem: str) -> UserError:
     """Return the error for a damaged model."""
     return UserError(
-        f"The model in {folder} is damaged: {what}.",
+        f"The model in {folder} is damaged: {problem}.",
         fix="restore it from a copy; or export a run's model again: slipway run --resume RUN",
     )
 

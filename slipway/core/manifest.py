@@ -167,7 +167,7 @@ def signature_names(inputs: Mapping[str, Input]) -> dict[str, SignatureName]:
     only, such as "a b" and "a/b", each has a hash. An image's ends in `_bytes`, since the signature accepts its encoded
     bytes.
     """
-    suffixes = {name: "_bytes" if one.kind == "image" else "" for name, one in inputs.items()}
+    suffixes = {name: "_bytes" if feature.kind == "image" else "" for name, feature in inputs.items()}
     stems = {name: _identifier(name) for name in inputs}
     counts = Counter(stems[name] + suffix for name, suffix in suffixes.items())
     for name, suffix in suffixes.items():
@@ -268,8 +268,8 @@ class Manifest(BaseModel):
             return ""
         total = self.skipped_count + sum(split.examples for split in self.splits.values())
         named = [f"{reason}: {count:,}" for reason, count in self.skipped_reasons.items()]
-        if others := self.skipped_count - sum(self.skipped_reasons.values()):
-            named += [f"other reasons: {others:,}"] if named else []
+        if unnamed := self.skipped_count - sum(self.skipped_reasons.values()):
+            named += [f"other reasons: {unnamed:,}"] if named else []
         reasons = f" ({'; '.join(named)})" if named else ""
         return f"{self.skipped_count:,} of {total:,} {self.noun}s skipped{reasons}"
 
@@ -281,7 +281,7 @@ class Manifest(BaseModel):
     @property
     def decoded_bytes(self) -> int:
         """Size of one example's inputs as a reader holds them, in bytes."""
-        return sum(each.decoded_bytes for each in self.all_inputs.values())
+        return sum(feature.decoded_bytes for feature in self.all_inputs.values())
 
     @property
     def outputs(self) -> int:

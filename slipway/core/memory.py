@@ -71,8 +71,8 @@ def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    found = re.search(rf"^{name} (\d+)$", _text(path), re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(rf"^{name} (\d+)$", _text(path), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _number(path: Path) -> int | None:
@@ -81,8 +81,8 @@ def _number(path: Path) -> int | None:
 
 
 def _machine_bytes() -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB$", _text(PROC / "meminfo"), re.MULTILINE)
-    return 1024 * int(found[1]) if found else 0
+    match = re.search(r"^MemTotal:\s+(\d+) kB$", _text(PROC / "meminfo"), re.MULTILINE)
+    return 1024 * int(match[1]) if match else 0
 
 
 def _gigabytes(count: int) -> str:

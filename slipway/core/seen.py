@@ -35,12 +35,12 @@ def key_hash(key: bytes) -> int:
 def key_hashes(keys: Iterable[bytes]) -> array[int]:
     """Return the hashes of many examples without an image."""
     fresh = hashlib.blake2b(digest_size=HASH_BYTES, person=b"seen").copy  # faster than a new one for each
-    found = []
+    digests = []
     for key in keys:
         hashed = fresh()
         hashed.update(key)
-        found.append(hashed.digest())
-    hashes = array("Q", b"".join(found))
+        digests.append(hashed.digest())
+    hashes = array("Q", b"".join(digests))
     if sys.byteorder == "little":
         hashes.byteswap()
     return hashes
@@ -77,9 +77,9 @@ def write_seen(data: Path, manifest: Manifest, model: Path, base: Path | None = 
     """
     import numpy as np
 
-    found = [of_split(data, manifest, split) for split in SEEN_SPLITS]
-    found += [seen_by(base)] if base else []
-    if hashes := [each for each in found if each is not None]:
+    parts = [of_split(data, manifest, split) for split in SEEN_SPLITS]
+    parts += [seen_by(base)] if base else []
+    if hashes := [part for part in parts if part is not None]:
         np.unique(np.concatenate(hashes)).tofile(model / SEEN_FILE)
 
 

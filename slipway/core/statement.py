@@ -130,6 +130,6 @@ def _parsed(kind: str, payload: bytes) -> _Statement | None:
         return None
 
 
-def _refused(version: Path, what: str) -> UserError:
+def _refused(version: Path, problem: str) -> UserError:
     fix = "restore it from a copy, or train it again"
-    return UserError(f"The model in {version} cannot be trusted: {what}.", fix=fix)
+    return UserError(f"The model in {version} cannot be trusted: {problem}.", fix=fix)

@@ -59,8 +59,8 @@ def canonical(text: str) -> str:
 
     Other texts, such as 007, are returned as they are.
     """
-    if found := DECIMAL.fullmatch(text):
-        return f"{found[1]}.{found[2]}" if found[2] else found[1]
+    if match := DECIMAL.fullmatch(text):
+        return f"{match[1]}.{match[2]}" if match[2] else match[1]
     return text.capitalize() if text.capitalize() in TRUTHS else text
 
 
@@ -99,15 +99,15 @@ def by_option(arguments: Sequence[str]) -> dict[str, str | int | float]:
 
     An argument without an option has its position as its name. Of an option that is given twice, the last one counts.
     """
-    found: dict[str, str | int | float] = {}
+    options: dict[str, str | int | float] = {}
     option = ""
     for position, argument in enumerate(arguments, 1):
         if OPTION.match(argument):
             name, equals, value = argument.lstrip("-").partition("=")
-            found[name], option = number(value) if equals else True, "" if equals else name
+            options[name], option = number(value) if equals else True, "" if equals else name
         else:
-            found[option or str(position)], option = number(argument), ""
-    return found
+            options[option or str(position)], option = number(argument), ""
+    return options
 
 
 def number(text: str) -> str | int | float:

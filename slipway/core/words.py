@@ -56,8 +56,8 @@ def divided(word: str, vocabulary: Collection[str]) -> list[str]:
 def has_unknown_words(text: str, vocabulary: frozenset[str]) -> bool:
     """Return whether a text is empty, or mostly of words without an entry: of letters and digits, if it has any."""
     text = text[:CHARACTERS_COMPARED].lower()
-    given = word_pattern().findall(text) or "".join(text.split())
-    return sum(not _is_known(word, vocabulary) for word in given) >= MOSTLY * len(given)
+    text_words = word_pattern().findall(text) or "".join(text.split())
+    return sum(not _is_known(word, vocabulary) for word in text_words) >= MOSTLY * len(text_words)
 
 
 @functools.lru_cache(maxsize=1 << 16)

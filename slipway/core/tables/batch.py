@@ -116,10 +116,10 @@ def regrouped(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
     """Yield the rows in batches of a multiple of `size` rows; the last one may have any number."""
     rest: Batch | None = None
     for batch in batches:
-        found = batch if rest is None else rest.followed_by(batch)
-        whole = len(found) // size * size
+        joined = batch if rest is None else rest.followed_by(batch)
+        whole = len(joined) // size * size
         if whole:
-            yield found.part(0, whole)
-        rest = found.part(whole, len(found)) if whole < len(found) else None
+            yield joined.part(0, whole)
+        rest = joined.part(whole, len(joined)) if whole < len(joined) else None
     if rest is not None:
         yield rest

@@ -87,9 +87,9 @@ class CsvFile(TableFile):
     def _find_separator(self) -> str:
         """Return what separates the columns; skip a line that says so."""
         line = self._file.readline()
-        if found := SEPARATOR_LINE.fullmatch(line):
+        if match := SEPARATOR_LINE.fullmatch(line):
             self._line = 1
-            return found[1].decode()
+            return match[1].decode()
         self._file.seek(0)
         header = QUOTED.sub(b"", line)
         return next((mark for mark in SEPARATORS if mark.encode() in header), ",")
@@ -105,11 +105,11 @@ class CsvFile(TableFile):
         self._file.seek(start)
         while block := self._block(section.end if section else None):
             lines = block.count(b"\n") + (not block.endswith(b"\n"))
-            found = self._simple_batch(block, lines, but)
-            if found is None:
+            batch = self._simple_batch(block, lines, but)
+            if batch is None:
                 yield from self._batches_by_row(block, lines)
             else:
-                yield found
+                yield batch
                 self._line += lines
 
     def _block(self, end: int | None = None) -> bytes:
@@ -165,8 +165,8 @@ class CsvFile(TableFile):
                 rows.append([cell.strip() for cell in row])
                 if line >= end:
                     break
-        except UserError as found:
-            error = found  # after those of the rows before it
+        except UserError as failure:
+            error = failure  # after those of the rows before it
         if rows:
             columns = [pyarrow.array(column, pyarrow.string()) for column in zip(*rows, strict=True)]
             yield Batch(lines, columns, simple=False, faults=faults)
@@ -221,7 +221,7 @@ class CsvFile(TableFile):
             return None
         new = self._path.with_stem(f"{self._path.stem}-fixed")
         names = {"FILE": shlex.quote(str(self._path)), "NEW": shlex.quote(str(new)), "MARK": self._separator}
-        return re.sub("FILE|NEW|MARK", lambda found: names[found[0]], command)
+        return re.sub("FILE|NEW|MARK", lambda match: names[match[0]], command)
 
     def _decoded(self, lines: Iterable[bytes], first: int) -> Iterator[str]:
         errors = "surrogateescape" if self._keep_faults else "strict"
@@ -282,12 +282,12 @@ class CsvFile(TableFile):
                 yield line
 
         end = self._line + count
-        found = []
+        row_ends = []
         for line, _ in self._read_rows(counted()):
-            found.append((position, line))
+            row_ends.append((position, line))
             if line >= end:
                 break
-        self._line = max(end, found[-1][1] if found else 0)
-        if found:
-            ends, lines = np.array(found, np.int64).T
+        self._line = max(end, row_ends[-1][1] if row_ends else 0)
+        if row_ends:
+            ends, lines = np.array(row_ends, np.int64).T
             yield ends, lines

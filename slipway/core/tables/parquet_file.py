@@ -71,11 +71,13 @@ class ParquetFile(TableFile):
     def _check(self, name: str, kind: pyarrow.DataType) -> None:
         inner = kind.value_type if any(is_kind(kind) for is_kind in LISTS) else kind
         nested = any(is_kind(inner) for is_kind in LISTS)
-        found = "lists of lists" if nested else None
-        found = found or next((what for what, rows in REFUSED.items() if any(is_kind(inner) for is_kind in rows)), None)
-        if found:
+        problem = "lists of lists" if nested else None
+        problem = problem or next(
+            (refused for refused, rows in REFUSED.items() if any(is_kind(inner) for is_kind in rows)), None
+        )
+        if problem:
             raise self._mistake(
-                f"The column {name} of {self._path} has {found}: {kind}.",
+                f"The column {name} of {self._path} has {problem}: {kind}.",
                 fix="remove the column, or write its values as numbers, texts or lists of these",
             )
 
@@ -102,13 +104,13 @@ class ParquetFile(TableFile):
         start, end = (section.start, section.end) if section else (0, self.rows)
         self._seek(start)
         while start < end:
-            found = self._following(end - start)
+            batch = self._following(end - start)
             columns = [
-                None if number in but else self._cells(column, start) for number, column in enumerate(found.columns)
+                None if number in but else self._cells(column, start) for number, column in enumerate(batch.columns)
             ]
             simple = all(_is_simple(column) for column in columns if column is not None)
-            yield Batch(range(start + 1, start + 1 + len(found)), columns, simple)
-            start += len(found)
+            yield Batch(range(start + 1, start + 1 + len(batch)), columns, simple)
+            start += len(batch)
 
     def _seek(self, row: int) -> None:
         """Let the next batch begin with a row; only from a row before the current one, read its row group again."""
@@ -203,9 +205,9 @@ class ParquetFile(TableFile):
         except (StopIteration, OSError, pyarrow.ArrowException) as error:
             raise self._damaged(error) from None
         self._rest = batch.slice(most) if len(batch) > most else None
-        found = batch.slice(0, most)
-        self._next += len(found)
-        return found
+        part = batch.slice(0, most)
+        self._next += len(part)
+        return part
 
     def _cells(self, column: pyarrow.Array, before: int) -> pyarrow.StringArray:
         """Return a column's texts; a missing value is an empty cell, as in a CSV file."""
@@ -251,8 +253,10 @@ def _float_texts(column: pyarrow.Array) -> pyarrow.StringArray:
     texts = pyarrow.compute.if_else(whole, pyarrow.compute.binary_join_element_wise(texts, ".0", ""), texts)
     if is_plain.all():
         return texts
-    others = pyarrow.array([None if plain else str(number) for plain, number in zip(is_plain, numbers, strict=True)])
-    return pyarrow.compute.if_else(pyarrow.array(is_plain), texts, others)
+    python_texts = pyarrow.array(
+        [None if plain else str(number) for plain, number in zip(is_plain, numbers, strict=True)]
+    )
+    return pyarrow.compute.if_else(pyarrow.array(is_plain), texts, python_texts)
 
 
 def _list_texts(column: pyarrow.Array) -> pyarrow.StringArray:
