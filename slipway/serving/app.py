@@ -185,9 +185,9 @@ class Server:
             try:
                 served = await asyncio.to_thread(self._source)
                 name = served.name
-                found = await asyncio.to_thread(_identity, served)
-                if found != self._seen:
-                    self._replace(await asyncio.to_thread(self._load, served), name, found)
+                identity = await asyncio.to_thread(_identity, served)
+                if identity != self._seen:
+                    self._replace(await asyncio.to_thread(self._load, served), name, identity)
                     self._loads.labels("ok").inc()
                     logger.info("serving %s", name)
                 self.failure = None
@@ -291,15 +291,15 @@ class Server:
             raise _Refused(415, f"The content encoding {encoding.decode('latin-1')} is unknown: use gzip, or none.")
         unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
         try:
-            found = unpack.decompress(body, self.settings.max_body + 1)
+            unpacked = unpack.decompress(body, self.settings.max_body + 1)
         except zlib.error:
             raise BadRequest("The body is not gzip, as its content encoding says") from None
-        if len(found) > self.settings.max_body:
+        if len(unpacked) > self.settings.max_body:
             raise self._too_large()
         if not unpack.eof:
             raise BadRequest("The body is gzip that is cut short")
-        self._bodies += len(found) - len(body)
-        return found
+        self._bodies += len(unpacked) - len(body)
+        return unpacked
 
     async def _body(self, receive: Receive) -> bytes:
         """Return a body, and reserve its memory as it arrives."""
@@ -368,25 +368,25 @@ class Server:
             return JSONResponse({"error": {"code": 503, "message": f"{self._why_no_model}."}}, 503)
         stored = model.stored_inputs
         categories = {
-            name: stored[name].vocabulary if name in stored and each.kind == "category" else ()
-            for name, each in model.inputs.items()
+            name: stored[name].vocabulary if name in stored and field.kind == "category" else ()
+            for name, field in model.inputs.items()
         }
         inputs: list[JsonObject] = [
             {
                 "name": model.source(name),
-                "kind": each.kind,
-                "is_text": KINDS[each.kind].is_text,
-                "is_long": KINDS[each.kind].is_long,
-                "media_types": KINDS[each.kind].media_types,
-                "file": KINDS[each.kind].file,
-                "shape": each.shape,
-                "nullable": each.nullable,
+                "kind": field.kind,
+                "is_text": KINDS[field.kind].is_text,
+                "is_long": KINDS[field.kind].is_long,
+                "media_types": KINDS[field.kind].media_types,
+                "file": KINDS[field.kind].file,
+                "shape": field.shape,
+                "nullable": field.nullable,
                 "categories": categories[name][:MAX_CATEGORIES],
                 "unlisted": max(len(categories[name]) - MAX_CATEGORIES, 0),
                 "example": instances.example(stored[name]) if name in stored else None,
                 "usual": instances.usual(stored[name]) if name in stored else "",
             }
-            for name, each in model.inputs.items()
+            for name, field in model.inputs.items()
         ]
         return JSONResponse(
             {
@@ -427,13 +427,13 @@ class Server:
 def _examples(model: Model) -> JsonObject:
     """Return the examples that are stored with a model, by the inputs' names in the source."""
     stored = models.read_json(model.folder / EXAMPLES_FILE)
-    found, keys = stored.get("instances"), stored.get("keys", [])
-    if not isinstance(found, list) or not isinstance(keys, list):  # of a custom program
+    stored_instances, keys = stored.get("instances"), stored.get("keys", [])
+    if not isinstance(stored_instances, list) or not isinstance(keys, list):  # of a custom program
         return NO_EXAMPLES
     sources = {name: source for source, name in model.sources.items()}
     shown = [
-        {sources.get(name, name): value for name, value in one.items()} if isinstance(one, dict) else one
-        for one in found[:MAX_EXAMPLES]
+        {sources.get(name, name): value for name, value in instance.items()} if isinstance(instance, dict) else instance
+        for instance in stored_instances[:MAX_EXAMPLES]
     ]
     return {"instances": shown, "keys": [str(key) for key in keys[:MAX_EXAMPLES]]}
 

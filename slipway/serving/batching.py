@@ -121,22 +121,22 @@ class Batcher:
         if len(parts) == 1:
             return await first.future
         answers = await asyncio.gather(*(part.future for part in parts), return_exceptions=True)
-        found = []
+        predictions = []
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-            found += answer
-        return found
+            predictions += answer
+        return predictions
 
     def _parts(self, model: Model, arrays: Arrays) -> list[_Part]:
         loop, deadline = asyncio.get_running_loop(), time.monotonic() + self.limits.timeout
         weights = _weights(model, arrays)
         bounds, weight = [0], 0
-        for index, one in enumerate(weights):
-            if weight and weight + one > self.limits.max_batch:
+        for index, example_weight in enumerate(weights):
+            if weight and weight + example_weight > self.limits.max_batch:
                 bounds.append(index)
                 weight = 0
-            weight += one
+            weight += example_weight
         bounds.append(len(weights))
         parts = [
             _Part(
@@ -199,14 +199,14 @@ class Batcher:
 
 def _weights(model: Model, arrays: Arrays) -> list[int]:
     """Return how many examples each example counts as: one for each megapixel of its images, at least one."""
-    found = [1] * len(next(iter(arrays.values())))
-    for name, each in model.inputs.items():
-        if each.is_image:
+    weights = [1] * len(next(iter(arrays.values())))
+    for name, input_field in model.inputs.items():
+        if input_field.is_image:
             for index, data in enumerate(arrays[name]):
                 with contextlib.suppress(BadImage):  # fails when it is decoded
                     width, height = image_size(data)
-                    found[index] = max(found[index], width * height // MEGAPIXEL)
-    return found
+                    weights[index] = max(weights[index], width * height // MEGAPIXEL)
+    return weights
 
 
 def _answers(batch: list[_Part]) -> list[Answer]:
@@ -225,22 +225,22 @@ def _predicted(parts: list[_Part]) -> list[Answer]:
     if len(parts) > 1:
         arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in arrays}
     try:
-        found = iter(instances.answers(model, arrays, sum(part.examples for part in parts), model.predict_padded))
+        predictions = iter(instances.answers(model, arrays, sum(part.examples for part in parts), model.predict_padded))
     except Exception as error:  # a failing model may raise anything
         if len(parts) > 1:
             return [_predicted([part])[0] for part in parts]
         return [_failed(model, ModelFailed(instances.sentence(error)))]
-    return [_of_part(part, list(itertools.islice(found, part.examples))) for part in parts]
+    return [_of_part(part, list(itertools.islice(predictions, part.examples))) for part in parts]
 
 
-def _of_part(part: _Part, found: list[Any]) -> Answer:
+def _of_part(part: _Part, predictions: list[Any]) -> Answer:
     """Return the predictions of a part's examples, or the first error among them."""
-    for index, one in enumerate(found):
-        if isinstance(one, BadRequest):
-            return BadRequest(one.problem, part.offset + index, one.field)
-        if isinstance(one, ModelFailed):
-            return _failed(part.model, one)
-    return found
+    for index, prediction in enumerate(predictions):
+        if isinstance(prediction, BadRequest):
+            return BadRequest(prediction.problem, part.offset + index, prediction.field)
+        if isinstance(prediction, ModelFailed):
+            return _failed(part.model, prediction)
+    return predictions
 
 
 def _failed(model: Model, error: ModelFailed) -> ModelFailed:

@@ -271,8 +271,8 @@ class Listener(uvicorn.Server):
         """Stop listening; return the connections that the kernel has established, which it would reset otherwise."""
         accepted = []
         for server in self.servers:
-            for each in server.sockets:
-                with socket.socket(fileno=os.dup(each.fileno())) as listening:
+            for listener in server.sockets:
+                with socket.socket(fileno=os.dup(listener.fileno())) as listening:
                     listening.setblocking(False)
                     with contextlib.suppress(OSError):  # none is left, or no descriptor is
                         while True:
@@ -306,9 +306,9 @@ def guarded(app: ASGIApp, host: str, origins: tuple[str, ...]) -> ASGIApp:
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
-            found = fault(headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1"))
-            if found is not None:
-                body = _error(403, found)
+            message = fault(headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1"))
+            if message is not None:
+                body = _error(403, message)
                 start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
                 await send({"type": "http.response.start", "status": 403, "headers": start})
                 await send({"type": "http.response.body", "body": body})

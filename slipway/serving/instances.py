@@ -83,8 +83,8 @@ def read(body: bytes) -> list[Any]:
         raise BadRequest('The body has no list of instances: {"instances": […]}')
     if not request["instances"]:
         raise BadRequest("The list of instances is empty")
-    found: list[Any] = request["instances"]
-    return found
+    instances: list[Any] = request["instances"]
+    return instances
 
 
 def example(stored: Input) -> Any:
@@ -120,8 +120,8 @@ def usual(stored: Input) -> str:
     return ""
 
 
-def parse(text: bytes, what: str) -> Any:
-    """Return the value of JSON in UTF-8; `what` names the text in the error.
+def parse(text: bytes, name: str) -> Any:
+    """Return the value of JSON in UTF-8; `name` names the text in the error.
 
     Raises:
         BadRequest: It is not JSON, which has neither NaN nor infinite numbers.
@@ -129,7 +129,7 @@ def parse(text: bytes, what: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{what} is not JSON: {error}"[:MAX_CHARACTERS]) from None
+        raise BadRequest(f"{name} is not JSON: {error}"[:MAX_CHARACTERS]) from None
 
 
 def _no_constant(name: str) -> None:
@@ -168,16 +168,16 @@ def row(model: Model, instance: Any, index: int = 0) -> Row:
             raise BadRequest(f"The model has no input {str(name)!r:.80}{hint}", index, str(name)[:80])
         if spelled.setdefault(names[name], name) != name:
             raise BadRequest(f"{spelled[names[name]]} and {name} are names of one input", index, name)
-    found = {}
+    by_input = {}
     for source, name in model.sources.items():
         if name not in spelled:
             raise BadRequest("The value is missing", index, source)
-        each = model.inputs[name]
+        field = model.inputs[name]
         try:
-            found[name] = checked(each, values[spelled[name]], each.shape)
+            by_input[name] = checked(field, values[spelled[name]], field.shape)
         except ValueError as error:
             raise BadRequest(str(error), index, spelled[name]) from None
-    return found
+    return by_input
 
 
 def stack(model: Model, rows: Sequence[Row]) -> dict[SignatureName, NDArray[Any]]:
@@ -186,21 +186,21 @@ def stack(model: Model, rows: Sequence[Row]) -> dict[SignatureName, NDArray[Any]
     Raises:
         BadRequest: Values of one input have different shapes.
     """
-    found = {}
-    for name, each in model.inputs.items():
+    stacked = {}
+    for name, field in model.inputs.items():
         try:
-            found[name] = array_of(each, [values[name] for values in rows])
+            stacked[name] = array_of(field, [values[name] for values in rows])
         except ValueError:
             raise BadRequest(
                 "The instances have values of different shapes", len(rows) - 1, model.source(name)
             ) from None
-    return found
+    return stacked
 
 
 def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
     """Yield the images of a batch that fail to decode: the example, the input and the reason."""
-    for name, each in model.inputs.items():
-        if not each.is_image:
+    for name, field in model.inputs.items():
+        if not field.is_image:
             continue
         import tensorflow as tf
 
@@ -270,10 +270,12 @@ def _halves(
     model: Model, arrays: Arrays, examples: int, predict: Callable[[Arrays], Outputs]
 ) -> tuple[Outputs, dict[int, BadRequest | ModelFailed]]:
     half = examples // 2
-    first, faults = outputs_of(model, {name: one[:half] for name, one in arrays.items()}, half, predict)
-    last, others = outputs_of(model, {name: one[half:] for name, one in arrays.items()}, examples - half, predict)
-    found = {name: np.concatenate([first[name], last[name]]) for name in first.keys() & last.keys()} or first or last
-    return found, faults | {half + index: fault for index, fault in others.items()}
+    first, faults = outputs_of(model, {name: array[:half] for name, array in arrays.items()}, half, predict)
+    last, last_faults = outputs_of(
+        model, {name: array[half:] for name, array in arrays.items()}, examples - half, predict
+    )
+    outputs = {name: np.concatenate([first[name], last[name]]) for name in first.keys() & last.keys()} or first or last
+    return outputs, faults | {half + index: fault for index, fault in last_faults.items()}
 
 
 def _others(
@@ -288,14 +290,14 @@ def _others(
     if not sound:
         return {}, {**damaged}
     rest = {name: np.asarray(arrays[name])[sound] for name in model.inputs}
-    found, faults = outputs_of(model, rest, len(sound), predict)
-    return found, {**damaged, **{sound[index]: fault for index, fault in faults.items()}}
+    outputs, faults = outputs_of(model, rest, len(sound), predict)
+    return outputs, {**damaged, **{sound[index]: fault for index, fault in faults.items()}}
 
 
 def _readable(model: Model, arrays: Arrays) -> tuple[Arrays, dict[int, BadRequest]]:
     """Return arrays with images as the model decodes them, and the errors of those that cannot be converted."""
-    found, faults = dict(arrays), {}
-    for name in (name for name, each in model.inputs.items() if each.is_image):
+    readable, faults = dict(arrays), {}
+    for name in (name for name, field in model.inputs.items() if field.is_image):
         values = np.array(arrays[name], object)
         indices = [index for index, data in enumerate(values) if needs_conversion(data)]
         if not indices:
@@ -307,8 +309,8 @@ def _readable(model: Model, arrays: Arrays) -> tuple[Arrays, dict[int, BadReques
                 faults[index] = BadRequest(f"The image cannot be decoded: {result}", index, model.source(name))
             else:
                 values[index] = result
-        found[name] = values
-    return found, faults
+        readable[name] = values
+    return readable, faults
 
 
 def _converted(data: bytes) -> bytes | images.BadImage:
@@ -340,19 +342,19 @@ def in_words(model: Model, outputs: Outputs) -> list[Any]:
         case "classification" if names:
             best = model.best(outputs["probabilities"]).tolist()
             rows = outputs["probabilities"].tolist()
-            found: list[dict[str, Any]] = [
+            json_predictions: list[dict[str, Any]] = [
                 {LABEL: names[top], "classes": names, "probabilities": row} for top, row in zip(best, rows, strict=True)
             ]
         case "multilabel" if names:
-            found = [{"labels": names, "probabilities": row} for row in outputs["probabilities"].tolist()]
+            json_predictions = [{"labels": names, "probabilities": row} for row in outputs["probabilities"].tolist()]
         case "regression":
-            found = [{"prediction": value} for value in outputs["prediction"].reshape(-1).tolist()]
+            json_predictions = [{"prediction": value} for value in outputs["prediction"].reshape(-1).tolist()]
         case _:
-            found = [{} for _ in next(iter(outputs.values()))]
+            json_predictions = [{} for _ in next(iter(outputs.values()))]
     for name in additional_outputs(model, outputs):
-        for prediction, value in zip(found, outputs[name].tolist(), strict=True):
+        for prediction, value in zip(json_predictions, outputs[name].tolist(), strict=True):
             prediction[name] = _in_json(name, value)
-    return found
+    return json_predictions
 
 
 def additional_outputs(model: Model, outputs: Outputs) -> set[str]:
@@ -378,7 +380,7 @@ def of_image(data: bytes) -> JsonObject:
 
 def _in_json(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return [_in_json(name, one) for one in value]
+        return [_in_json(name, element) for element in value]
     if isinstance(value, bytes):
         if name.endswith(IMAGE_SUFFIX):
             return of_image(value)
@@ -411,11 +413,11 @@ def _blank(model: Model) -> Row:
     Image.new("L", (width or 64, height or 64)).save(file, "PNG")
     image = file.getvalue()
 
-    def blank(each: Field, shape: tuple[int | None, ...]) -> Any:
+    def blank(field: Field, shape: tuple[int | None, ...]) -> Any:
         if shape:
-            return [blank(each, shape[1:]) for _ in range(shape[0] or 1)]
-        if each.kind == "image":
+            return [blank(field, shape[1:]) for _ in range(shape[0] or 1)]
+        if field.kind == "image":
             return image
-        return b"" if each.dtype == object else 0
+        return b"" if field.dtype == object else 0
 
-    return {name: blank(each, each.shape) for name, each in model.inputs.items()}
+    return {name: blank(field, field.shape) for name, field in model.inputs.items()}

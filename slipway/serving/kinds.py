@@ -94,8 +94,8 @@ class Field:
             return values
         values = np.asarray(values)  # the evaluation has tensors
         texts = values.ravel().tolist()
-        others = {text: self._spelled(text) for text in {*texts} - self._known}
-        written = {text: spelled for text, spelled in others.items() if spelled != text}
+        respelled = {text: self._spelled(text) for text in {*texts} - self._known}
+        written = {text: spelled for text, spelled in respelled.items() if spelled != text}
         if not written:
             return values
         return np.array([written.get(text, text) for text in texts], object).reshape(values.shape)
@@ -150,46 +150,46 @@ class InputKind:
     columns: tuple[str, ...] = ()
 
 
-def checked(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
+def checked(field: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
     """Return an input's value of JSON, or a part of it with this shape, as the model receives it.
 
     Raises:
         ValueError: It does not fit; the text says why.
     """
-    if isinstance(value, str) and (each.written or each.missing):
-        value = each.plain(value)
-    if value is None and each.nullable:
-        return b"" if each.dtype == object else math.nan
+    if isinstance(value, str) and (field.written or field.missing):
+        value = field.plain(value)
+    if value is None and field.nullable:
+        return b"" if field.dtype == object else math.nan
     if not shape:
-        return KINDS[each.kind].check(each, value)
+        return KINDS[field.kind].check(field, value)
     length = shape[0]
     if not isinstance(value, list) or (length is not None and len(value) != length):
-        found = f"a list of {len(value)}" if isinstance(value, list) else noun(value)
-        raise ValueError(f"The value is {found}, not a list of {'values' if length is None else length}")
-    return [checked(each, one, shape[1:]) for one in value]
+        description = f"a list of {len(value)}" if isinstance(value, list) else noun(value)
+        raise ValueError(f"The value is {description}, not a list of {'values' if length is None else length}")
+    return [checked(field, element, shape[1:]) for element in value]
 
 
-def of_cell(each: Field, text: str) -> Any:
+def of_cell(field: Field, text: str) -> Any:
     """Return a cell of a CSV file as JSON has it: a text, a number, null if it is missing, or a list of several values.
 
     Raises:
         ValueError: It is not a number.
     """
-    if each.shape:
-        return [_of_text(each, one) for one in parts_of(text if text.startswith("[") else text.replace(";", " "))]
-    return _of_text(each, text)
+    if field.shape:
+        return [_of_text(field, part) for part in parts_of(text if text.startswith("[") else text.replace(";", " "))]
+    return _of_text(field, text)
 
 
-def _of_text(each: Field, text: str) -> Any:
-    if each.dtype == object:
+def _of_text(field: Field, text: str) -> Any:
+    if field.dtype == object:
         return text
-    if each.nullable and is_missing(text):
+    if field.nullable and is_missing(text):
         return None
     # Python also reads 5_9, and the digits of other scripts.
     if "_" in text or not text.isascii():
         raise ValueError
     if math.isnan(value := float(text)):
-        if each.nullable:
+        if field.nullable:
             return None
         raise ValueError
     return int(text) if text.lstrip("+-").isdigit() else value
@@ -263,8 +263,8 @@ def needs_conversion(data: bytes) -> bool:
             with contextlib.suppress(images.BadImage):  # fails when it is decoded
                 return _jpeg_header(data)[2] in FOUR_COLORS
             return False
-        case found:
-            return found is not None
+        case image_format:
+            return image_format is not None
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, str]:
@@ -286,19 +286,19 @@ def _number(_each: Field, value: Any) -> float:
     return float(value)
 
 
-def _integer(each: Field, value: Any) -> int:
+def _integer(field: Field, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(value, "an integer")
-    limits = np.iinfo(each.dtype)
+    limits = np.iinfo(field.dtype)
     if not limits.min <= value <= limits.max:
-        raise ValueError(f"The value is outside the range of {each.dtype}")
+        raise ValueError(f"The value is outside the range of {field.dtype}")
     return value
 
 
-def _category(each: Field, value: Any) -> bytes:
-    if each.has_typed and isinstance(value, bool | int | float):
+def _category(field: Field, value: Any) -> bytes:
+    if field.has_typed and isinstance(value, bool | int | float):
         return text_of(value).encode()
     if not isinstance(value, str):
         _refuse(value, "a text")
@@ -308,23 +308,23 @@ def _category(each: Field, value: Any) -> bytes:
         raise ValueError("The value is not valid Unicode") from None
 
 
-def _date(each: Field, value: Any) -> bytes:
-    written = each.date or EPOCH[each.order]
+def _date(field: Field, value: Any) -> bytes:
+    written = field.date or EPOCH[field.order]
     if not isinstance(value, str):
         _refuse(value, f"a date: {written}")
-    if each.nullable and is_missing(value):
+    if field.nullable and is_missing(value):
         return b""
-    if re.fullmatch(PATTERNS[each.order], value, re.ASCII) is None:
+    if re.fullmatch(PATTERNS[field.order], value, re.ASCII) is None:
         raise ValueError(f"{value!r:.40} is not a date as the training data has them: {written}, or {written} 12:30")
     return value.encode()
 
 
-def _other(each: Field, value: Any) -> Any:
-    if each.dtype == object:
-        return _category(each, value)
-    if each.dtype.kind == "b":
+def _other(field: Field, value: Any) -> Any:
+    if field.dtype == object:
+        return _category(field, value)
+    if field.dtype.kind == "b":
         return value if isinstance(value, bool) else _refuse(value, "true or false")
-    return _integer(each, value) if each.dtype.kind in "iu" else _number(each, value)
+    return _integer(field, value) if field.dtype.kind in "iu" else _number(field, value)
 
 
 KINDS: dict[Kind, InputKind] = {
@@ -360,20 +360,20 @@ class BadRequest(Exception):
         return {"message": str(self), "problem": self.problem, "instance": self.instance, "field": self.field}
 
 
-def array_of(each: Field, values: Sequence[Any]) -> NDArray[Any]:
+def array_of(field: Field, values: Sequence[Any]) -> NDArray[Any]:
     """Return an input's values as an array, [examples, …].
 
     Raises:
         ValueError: They have different shapes.
     """
-    return objects(values) if each.dtype == object and not each.shape else np.array(values, each.dtype)
+    return objects(values) if field.dtype == object and not field.shape else np.array(values, field.dtype)
 
 
 def objects(values: Sequence[Any]) -> NDArray[Any]:
     """Return values as an array of objects, also of lists."""
     if isinstance(values, np.ndarray):
         return values
-    found = np.empty(len(values), object)
+    array = np.empty(len(values), object)
     for index, value in enumerate(values):  # of lists, NumPy would make rows
-        found[index] = value
-    return found
+        array[index] = value
+    return array

@@ -120,13 +120,15 @@ class Model:
     def matched(self, signature: Mapping[str, SignatureName]) -> dict[SignatureName, SignatureName]:
         """Return the names in a data set's signature of those of the inputs that the data set has."""
         served = {name: name for name in signature.values()}
-        found = {
-            name: next(filter(None, map(signature.get, (each.source, stored_name(each.source), name))), None)
-            if each.source
+        stored_names = {
+            name: next(
+                filter(None, map(signature.get, (input_field.source, stored_name(input_field.source), name))), None
+            )
+            if input_field.source
             else served.get(name)
-            for name, each in self.inputs.items()
+            for name, input_field in self.inputs.items()
         }
-        return {name: stored for name, stored in found.items() if stored is not None}
+        return {name: stored for name, stored in stored_names.items() if stored is not None}
 
     def predict(self, arrays: Arrays) -> Outputs:
         """Return the outputs for a batch of raw values; other arrays than the inputs are ignored.
@@ -134,15 +136,17 @@ class Model:
         Raises:
             Exception: Anything that the library raises, such as for an image that cannot be decoded.
         """
-        names, outputs = self.function({name: each.matched(arrays[name]) for name, each in self.inputs.items()})
+        names, outputs = self.function(
+            {name: input_field.matched(arrays[name]) for name, input_field in self.inputs.items()}
+        )
         if names is not None and not self.names:
             self.names = names
         return outputs
 
     def unknown(self, arrays: Arrays) -> dict[str, list[str]]:
         """Return the values that the training data does not have, by column; see `Field.unknown`."""
-        found = {self.source(name): each.unknown(arrays[name]) for name, each in self.inputs.items()}
-        return {column: values for column, values in found.items() if values}
+        by_column = {self.source(name): input_field.unknown(arrays[name]) for name, input_field in self.inputs.items()}
+        return {column: values for column, values in by_column.items() if values}
 
     def predict_padded(self, arrays: Arrays) -> Outputs:
         """Return the same as `predict`, from a batch that is padded to one of `sizes` so that nothing is compiled."""
@@ -151,8 +155,10 @@ class Model:
         if size == examples:
             return self.predict(arrays)
         missing = size - examples
-        padded = {name: np.concatenate([one, np.repeat(one[-1:], missing, axis=0)]) for name, one in arrays.items()}
-        return {name: one[:examples] for name, one in self.predict(padded).items()}
+        padded = {
+            name: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for name, array in arrays.items()
+        }
+        return {name: array[:examples] for name, array in self.predict(padded).items()}
 
 
 def read_json(path: Path) -> JsonObject:
@@ -266,30 +272,32 @@ def _program(engine: str, folder: Path) -> Model:
     from slipway.trainer.data.images import traced
 
     description: JsonObject = json.loads((folder / RECORD_FILE).read_bytes())
-    own = _manifest(folder, description)
-    decoder = preparation.Features(own)
+    manifest = _manifest(folder, description)
+    decoder = preparation.Features(manifest)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
-    inputs = fields_of(own)
-    row = TASKS[own.task]
+    inputs = fields_of(manifest)
+    row = TASKS[manifest.task]
 
     @traced(input_signature=[decoder.requests()])
     def decode(requests: Any) -> Any:
         return decoder.decode(requests, standardized=False)  # the model has the statistics itself
 
     def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
-        requests = {name: tf.convert_to_tensor(arrays[name], inputs[name].type_name) for name in own.signature.values()}
+        requests = {
+            name: tf.convert_to_tensor(arrays[name], inputs[name].type_name) for name in manifest.signature.values()
+        }
         return None, {row.values: predictions(preparation.each(_array, decode(requests)))}
 
     outputs = tuple(filter(None, (row.names, row.values)))
-    return Model(folder, own.task, inputs, outputs, description, function, names=list(own.classes))
+    return Model(folder, manifest.task, inputs, outputs, description, function, names=list(manifest.classes))
 
 
 def fields_of(manifest: Manifest) -> dict[SignatureName, Field]:
     """Return the inputs of a model that Slipway's trainer wrote."""
     names, inputs = manifest.signature, dict[SignatureName, Field]()
-    for name, one in manifest.all_inputs.items():
-        dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
-        inputs[names[name]] = Field.of(one, dtype, one.stored_shape, manifest.sources[name])
+    for name, feature in manifest.all_inputs.items():
+        dtype = np.dtype(object if TYPES[feature.kind] == "string" else TYPES[feature.kind])
+        inputs[names[name]] = Field.of(feature, dtype, feature.stored_shape, manifest.sources[name])
     return inputs
 
 
@@ -320,7 +328,7 @@ def _manifest(folder: Path, description: JsonObject) -> Manifest:
         settings={},
         task=description.get("task", "classification"),
         classes=[str(name) for name in description.get("classes", ())],
-        inputs={name: Input.model_validate(one) for name, one in description.get("inputs", {}).items()},
+        inputs={name: Input.model_validate(entry) for name, entry in description.get("inputs", {}).items()},
         image_size=(height, width),
         channels=description.get("channels", 3),
         resize=True,
@@ -376,13 +384,13 @@ def _custom(folder: Path, module: str) -> Model:
     def function(arrays: Arrays) -> tuple[None, Outputs]:
         instances = list(arrays[INSTANCES])
         try:
-            found = list(predict(instances))
+            predictions = list(predict(instances))
         except SystemExit as error:  # would end the server, or the command without a word
             raise NotServable(f"{module} raised SystemExit: {error}") from error
-        if len(found) != len(instances):
-            raise NotServable(f"{module} returned {len(found)} predictions for {len(instances)} instances")
-        answers = np.empty(len(found), object)
-        answers[:] = found
+        if len(predictions) != len(instances):
+            raise NotServable(f"{module} returned {len(predictions)} predictions for {len(instances)} instances")
+        answers = np.empty(len(predictions), object)
+        answers[:] = predictions
         return None, {PREDICTIONS: answers}
 
     inputs = {INSTANCES: Field("other", np.dtype(object))}

@@ -47,8 +47,8 @@ class RequestLog:
         if random.random() >= self.share or media_type.startswith(CSV):
             return
         is_file = media_type.startswith(FILE_TYPES)
-        found = [instances.of_image(body)] if is_file else instances.read(body)
-        lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in found).encode()
+        rows = [instances.of_image(body)] if is_file else instances.read(body)
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         path = self.folder / f"requests-{datetime.now(UTC):%Y-%m-%d}.jsonl"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

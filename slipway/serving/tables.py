@@ -45,14 +45,14 @@ def of_body(model: Model, body: bytes) -> dict[SignatureName, NDArray[Any]]:
     if not batches:
         raise BadRequest("The body has no rows")
     (batch,) = regrouped(batches, sum(map(len, batches)))
-    found, faults = arrays(
+    inputs, faults = arrays(
         model, {name: batch.columns[at] for name, at in columns.items()}, len(batch), batch.faults, _no_files
     )
     if faults:
         first = min(faults)
         problem = f"{faults[first].problem} (line {batch.lines[first]})"
         raise BadRequest(problem, first, faults[first].field)
-    return found
+    return inputs
 
 
 def _no_files(_path: str) -> bytes:
@@ -67,7 +67,7 @@ def of_lines(
     None if they have to be read one by one: one may not fit, or inputs are neither numbers nor texts.
     """
     fields, spelled = model.inputs, _spelled(model, lines[0])
-    types = {spelled[name]: _arrow_type(each) for name, each in fields.items()}
+    types = {spelled[name]: _arrow_type(input_field) for name, input_field in fields.items()}
     types |= {key: pyarrow.string()} if key else {}
     block = b"\n".join(lines)
     if (
@@ -87,18 +87,18 @@ def of_lines(
         return None
     if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
         return None
-    found = {}
-    for name, each in fields.items():
+    values = {}
+    for name, field in fields.items():
         column = table[spelled[name]].chunk(0)
-        if each.dtype == object:
-            found[name] = column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False)
+        if field.dtype == object:
+            values[name] = column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False)
             continue
         numbers = column.to_numpy()
-        limits = np.finfo(np.float32) if each.dtype.kind == "f" else np.iinfo(each.dtype)
+        limits = np.finfo(np.float32) if field.dtype.kind == "f" else np.iinfo(field.dtype)
         if not ((numbers >= limits.min) & (numbers <= limits.max)).all():
             return None
-        found[name] = numbers.astype(each.dtype)
-    return found, table[key].to_pylist() if key else []
+        values[name] = numbers.astype(field.dtype)
+    return values, table[key].to_pylist() if key else []
 
 
 def _spelled(model: Model, line: bytes) -> dict[SignatureName, str]:
@@ -112,12 +112,12 @@ def _spelled(model: Model, line: bytes) -> dict[SignatureName, str]:
     return {name: source if source in names else name for source, name in model.sources.items()}
 
 
-def _arrow_type(each: Field) -> pyarrow.DataType | None:
+def _arrow_type(field: Field) -> pyarrow.DataType | None:
     """Return the type of an input's values in JSON if Arrow reads them as `checked` does."""
-    if each.shape or each.kind not in ("number", "integer", "category", "text"):
+    if field.shape or field.kind not in ("number", "integer", "category", "text"):
         return None
     return (
-        pyarrow.string() if each.dtype == object else pyarrow.float64() if each.dtype.kind == "f" else pyarrow.int64()
+        pyarrow.string() if field.dtype == object else pyarrow.float64() if field.dtype.kind == "f" else pyarrow.int64()
     )
 
 
@@ -145,15 +145,17 @@ def columns_of(
     positions = {SignatureName(name): position for position, name in enumerate(names)}
     if model.is_custom:
         return {name: position for name, position in positions.items() if name != key}
-    found = {}
+    by_input = {}
     for source, name in model.sources.items():
         kind = model.inputs[name].kind
-        others = KINDS[kind].columns if source == kind else ()
-        column = next((SignatureName(each) for each in (source, name, *others) if each in positions), None)
+        aliases = KINDS[kind].columns if source == kind else ()
+        column = next(
+            (SignatureName(candidate) for candidate in (source, name, *aliases) if candidate in positions), None
+        )
         if column is None:
             near = nearest(source, names)
             raise UserError(
-                f"{header} has no column {' or '.join(dict.fromkeys((source, *others)))}, an input of the model.",
+                f"{header} has no column {' or '.join(dict.fromkeys((source, *aliases)))}, an input of the model.",
                 setting=setting,
                 value=value,
                 allowed=f"columns {', '.join(model.sources)}",
@@ -164,8 +166,8 @@ def columns_of(
             raise UserError(
                 f"{header} has two columns {column}.", setting=setting, value=value, fix="rename or remove one of them"
             )
-        found[name] = positions[column]
-    return found
+        by_input[name] = positions[column]
+    return by_input
 
 
 def arrays(
@@ -187,23 +189,23 @@ def arrays(
     Raises:
         BadRequest: Values of one input have different shapes.
     """
-    found = {index: BadRequest(fault, index) for index, fault in faults.items()}
+    row_faults = {index: BadRequest(fault, index) for index, fault in faults.items()}
     if model.is_custom:
         texts = {name: column.to_pylist() for name, column in columns.items()}
         values = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
-        return {INSTANCES: array_of(model.inputs[INSTANCES], _kept(values, found))}, found
-    given: dict[SignatureName, NDArray[Any] | list[Any]] = {}
-    for name, each in model.inputs.items():
-        given[name], problems = _values(each, columns[name], read)
+        return {INSTANCES: array_of(model.inputs[INSTANCES], _kept(values, row_faults))}, row_faults
+    converted: dict[SignatureName, NDArray[Any] | list[Any]] = {}
+    for name, field in model.inputs.items():
+        converted[name], problems = _values(field, columns[name], read)
         for index, problem in problems.items():
-            found.setdefault(index, BadRequest(problem, index, model.source(name)))
+            row_faults.setdefault(index, BadRequest(problem, index, model.source(name)))
     result = {}
-    for name, each in model.inputs.items():
+    for name, field in model.inputs.items():
         try:
-            result[name] = array_of(each, _kept(given[name], found))
+            result[name] = array_of(field, _kept(converted[name], row_faults))
         except ValueError:
             raise BadRequest("The instances have values of different shapes", rows - 1, model.source(name)) from None
-    return result, found
+    return result, row_faults
 
 
 def _kept(values: Any, faults: Mapping[int, object]) -> Any:
@@ -214,23 +216,23 @@ def _kept(values: Any, faults: Mapping[int, object]) -> Any:
     return np.delete(values, list(faults), axis=0)
 
 
-def _values(each: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
-    if each.is_image:
-        return _one_by_one(each, column, read)
-    column = plain_cells(column, each.written, each.missing)
-    if each.dtype == object and not each.shape and each.kind != "date":
+def _values(field: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
+    if field.is_image:
+        return _one_by_one(field, column, read)
+    column = plain_cells(column, field.written, field.missing)
+    if field.dtype == object and not field.shape and field.kind != "date":
         return column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False), {}
-    if each.dtype.kind in "fiu" and not each.shape:
-        return _numbers(each, column)
-    if each.dtype.kind in "fiu" and len(each.shape) == 1 and (size := each.shape[0]) is not None:
+    if field.dtype.kind in "fiu" and not field.shape:
+        return _numbers(field, column)
+    if field.dtype.kind in "fiu" and len(field.shape) == 1 and (size := field.shape[0]) is not None:
         parts = pyarrow.compute.split_pattern(pyarrow.compute.replace_substring(column, ";", " "), " ")
         if bool(pyarrow.compute.all(pyarrow.compute.equal(pyarrow.compute.list_value_length(parts), size)).as_py()):
-            flat, problems = _numbers(Field(each.kind, each.dtype), parts.flatten())
+            flat, problems = _numbers(Field(field.kind, field.dtype), parts.flatten())
             return np.reshape(flat, (-1, size)), {index // size: problem for index, problem in problems.items()}
-    return _one_by_one(each, column, read)
+    return _one_by_one(field, column, read)
 
 
-def _numbers(each: Field, column: pyarrow.StringArray) -> Values:
+def _numbers(field: Field, column: pyarrow.StringArray) -> Values:
     """Return numbers; each cell that may be none is read by itself."""
     try:
         numbers = pyarrow.compute.cast(column, pyarrow.float64()).to_numpy()
@@ -240,27 +242,27 @@ def _numbers(each: Field, column: pyarrow.StringArray) -> Values:
         numbers = pyarrow.compute.cast(pyarrow.compute.if_else(plain, column, "0"), pyarrow.float64()).to_numpy()
         doubtful = ~plain.to_numpy(zero_copy_only=False)
     doubtful |= ~(np.abs(numbers) <= LARGEST)
-    if each.dtype.kind in "iu":
-        limits = np.iinfo(each.dtype)
+    if field.dtype.kind in "iu":
+        limits = np.iinfo(field.dtype)
         doubtful |= (numbers != np.trunc(numbers)) | (np.abs(numbers) >= EXACT)
         doubtful |= (numbers < limits.min) | (numbers > limits.max)
     with np.errstate(invalid="ignore", over="ignore"):
-        values = numbers.astype(each.dtype)
+        values = numbers.astype(field.dtype)
     problems = {}
     for index in np.flatnonzero(doubtful).tolist():
         try:
-            values[index] = _value(each, column[index].as_py())
+            values[index] = _value(field, column[index].as_py())
         except ValueError as error:
             problems[index] = str(error)
     return values, problems
 
 
-def _one_by_one(each: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
+def _one_by_one(field: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
     values: list[Any] = []
     problems = {}
     for index, text in enumerate(column.to_pylist()):
         try:
-            values.append(checked(each, read(text), ()) if each.is_image else _value(each, text))
+            values.append(checked(field, read(text), ()) if field.is_image else _value(field, text))
         except OSError as error:
             problems[index] = f"The file cannot be read: {error.strerror}"
         except ValueError as error:
@@ -270,14 +272,14 @@ def _one_by_one(each: Field, column: pyarrow.StringArray, read: Callable[[str], 
     return values, problems
 
 
-def _value(each: Field, text: str) -> Any:
+def _value(field: Field, text: str) -> Any:
     """Return the value of a cell.
 
     Raises:
         ValueError: It does not fit; the text says why.
     """
     try:
-        value = of_cell(each, text)
+        value = of_cell(field, text)
     except ValueError:
         raise ValueError(f"{text!r:.80} is not a number") from None
-    return checked(each, value, each.shape)
+    return checked(field, value, field.shape)
