@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("another replica is lost (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST
     except Exception as error:
-        if (told := full_disk(error)) is not None:
-            report(told)
+        if (problem := full_disk(error)) is not None:
+            report(problem)
             return FAILED
         traceback.print_exc()
         # A library may convert the SystemExit of a stop request into its own error.
@@ -128,8 +128,8 @@ def _work(config: str, stop: StopRequest) -> None:
         watch.give_up(str(error))
         raise
     except Exception as error:
-        if not isinstance(error, UserError) and (told := of_library(error, assignment.folder)):
-            raise told from None
+        if not isinstance(error, UserError) and (problem := of_library(error, assignment.folder)):
+            raise problem from None
         raise
     except Stopped:
         with stop.deferred():  # the others are at the same point: none may leave before all have
@@ -240,12 +240,12 @@ def _train(
     checksum = engine.weights_checksum()
     if metrics:
         history = metrics.history()
-        last = next((each for each in reversed(history) if each["kind"] == "train"), {})
-        told = spent.told(seconds, job, assignment.manifest, engine.work(), last, trained.waits)
+        last = next((record for record in reversed(history) if record["kind"] == "train"), {})
+        sentences = spent.told(seconds, job, assignment.manifest, engine.work(), last, trained.waits)
         file = metrics.folder / spent.FILE_NAME
         if progress.step > began or not file.exists():  # else the attempt that ran the steps has written it
-            replace_file(file, json.dumps({"seconds": seconds, "text": ". ".join(told)}, indent=2).encode())
-        for line in [*_ended(job, history, TASKS[task].metric, best_step, weights_step), *told]:
+            replace_file(file, json.dumps({"seconds": seconds, "text": ". ".join(sentences)}, indent=2).encode())
+        for line in [*_ended(job, history, TASKS[task].metric, best_step, weights_step), *sentences]:
             logger.info("%s", line)
             events.message(line)
         metrics.report_exported(weights_step)

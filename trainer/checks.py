@@ -70,9 +70,9 @@ def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
             fix="--set train.augment='{}'",
         )
     if train.augment.mixup and not manifest.is_image_only:
-        others = ", ".join(name for name in manifest.all_inputs if name != "image")
+        other_inputs = ", ".join(name for name in manifest.all_inputs if name != "image")
         raise UserError(
-            f"Mixup blends whole examples, and {manifest.name} has inputs other than one image: {others}.",
+            f"Mixup blends whole examples, and {manifest.name} has inputs other than one image: {other_inputs}.",
             setting="train.augment.mixup",
             value=train.augment.mixup,
             allowed="only where the image is the one input",

@@ -172,7 +172,7 @@ class ScheduleSettings(Settings):
         if (self.shape == "piecewise") != bool(self.milestones):
             raise _contradiction(
                 "A piecewise schedule needs milestones, and no other shape accepts them.",
-                "schedule.milestones", [each.model_dump(exclude_none=True) for each in self.milestones],
+                "schedule.milestones", [milestone.model_dump(exclude_none=True) for milestone in self.milestones],
                 "one or more with the shape piecewise, none with other shapes", nearest=None,
                 fix="--set train.schedule.shape=piecewise --set train.schedule.milestones='[{epochs: 30}]'",
             )  # fmt: skip
@@ -364,7 +364,7 @@ class TrainSettings(Settings):
         """Return the arguments as texts: in YAML, [--epochs, 10] has a number."""
         if not isinstance(values, list | tuple):
             return values
-        return [str(each) if type(each) in (int, float) and math.isfinite(each) else each for each in values]
+        return [str(value) if type(value) in (int, float) and math.isfinite(value) else value for value in values]
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -385,11 +385,11 @@ class TrainSettings(Settings):
             )  # fmt: skip
         row = OPTIMIZERS.get(self.optimizer)
         if (self.momentum or self.nesterov) and not (row and row.momentum):
-            name, others = "momentum" if self.momentum else "nesterov", with_momentum()
+            name, optimizers = "momentum" if self.momentum else "nesterov", with_momentum()
             raise _contradiction(
                 f"{self.optimizer} does not accept {name}.", name, getattr(self, name),
-                f"with the optimizer {' or '.join(others)}",
-                nearest=others[0], fix=f"--set train.optimizer={others[0]}, or remove train.{name}",
+                f"with the optimizer {' or '.join(optimizers)}",
+                nearest=optimizers[0], fix=f"--set train.optimizer={optimizers[0]}, or remove train.{name}",
             )  # fmt: skip
         if self.nesterov and not self.momentum:
             raise _contradiction(
@@ -408,7 +408,7 @@ class TrainSettings(Settings):
                 f"{self.optimizer} does not support weight decay; {decaying[0]} does.", "weight_decay",
                 self.weight_decay, allowed, nearest=decaying[0], fix=f"--set train.optimizer={decaying[0]}",
             )  # fmt: skip
-        final, peaks = self.schedule.final, [each.learning_rate or self.learning_rate for each in self.stages]
+        final, peaks = self.schedule.final, [stage.learning_rate or self.learning_rate for stage in self.stages]
         peak = min(peaks, default=self.learning_rate)
         if final is not None and final >= peak:
             of = "the lowest learning_rate of train.stages" if self.stages else "train.learning_rate"

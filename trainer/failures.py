@@ -24,7 +24,7 @@ def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
     if not bad.size:
         return
     step = first + int(bad[0]) + 1
-    what = "not a number (NaN)" if math.isnan(metrics.losses[bad[0]]) else "infinite"
+    problem = "not a number (NaN)" if math.isnan(metrics.losses[bad[0]]) else "infinite"
     sources = " and ".join(["the network", *(name for name in job.train.functions.values())])
     stage = stage_of(job.train, job.plan, step - 1)
     lower, setting = f"{stage.learning_rate / 10:g}", "train.learning_rate"
@@ -32,7 +32,7 @@ def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
     if job.train.stages and job.train.stages[stage.number].learning_rate is not None:
         setting, fix = f"train.stages.{stage.number}.learning_rate", f"set learning_rate: {lower} for this stage"
     raise UserError(
-        f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
+        f"The loss is {problem} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
         setting=setting,
         value=stage.learning_rate,
         allowed="a learning rate at which the loss stays finite",
@@ -43,15 +43,15 @@ def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
 
 def check_measured(measured: Measured, job: JobConfig) -> None:
     """Raise UserError if the user's loss or a metric is NaN or infinite for the validation split."""
-    own = job.train.functions
+    functions = job.train.functions
     values = {"train.loss": measured.loss}
     values |= {f"train.metrics.{name}": value for name, value in measured.metrics.items()}
     for setting, value in values.items():
-        if setting in own and not math.isfinite(value):
+        if setting in functions and not math.isfinite(value):
             raise UserError(
-                f"The function {own[setting]} returned {value} as the validation split's mean.",
+                f"The function {functions[setting]} returned {value} as the validation split's mean.",
                 setting=setting,
-                value=own[setting],
+                value=functions[setting],
                 allowed="a finite number for each example",
                 fix="check divisions and logarithms in the function",
             )
@@ -106,22 +106,22 @@ def of_library(error: Exception, data: Path) -> UserError | None:
     or an operation of the network has no deterministic implementation.
     """
     text = str(error)
-    if found := _BAD_IMAGE.search(text):
+    if match := _BAD_IMAGE.search(text):
         return UserError(
-            f"An image of the data set cannot be decoded ({found[0]}). Data preparation validated only the headers "
+            f"An image of the data set cannot be decoded ({match[0]}). Data preparation validated only the headers "
             "of the images.",
             fix="--set data.check=decode, which excludes such images when the data set is prepared",
         )
-    if found := _BAD_RECORD.search(text):
+    if match := _BAD_RECORD.search(text):
         return UserError(
-            f"A shard of the data set in {data} is damaged: {found[0]}.",
+            f"A shard of the data set in {data} is damaged: {match[0]}.",
             fix=prepare_again(data),
         )
-    found = _NOT_DETERMINISTIC.search(text)
-    if found and type(error).__name__ == "UnimplementedError":
-        what = found[0].strip().rstrip(".")
+    match = _NOT_DETERMINISTIC.search(text)
+    if match and type(error).__name__ == "UnimplementedError":
+        reason = match[0].strip().rstrip(".")
         return UserError(
-            f"An operation of the network has no implementation for this device with reproducible results: {what}.",
+            f"An operation of the network has no implementation for this device with reproducible results: {reason}.",
             fix="--set train.xla=false, if it is true; or replace the operation in the network",
         )
     return None

@@ -63,7 +63,7 @@ def _after_warmup(
         case "exponential":
             return peak * (final / peak) ** over
         case "piecewise":
-            ends = [each.in_steps(train.batch_size, plan.steps_per_epoch) for each in schedule.milestones]
+            ends = [milestone.in_steps(train.batch_size, plan.steps_per_epoch) for milestone in schedule.milestones]
             reached = np.searchsorted(np.sort(ends), steps, side="right")
             return np.maximum(peak * (schedule.factor or FACTOR) ** reached, final)
 

@@ -35,14 +35,14 @@ def divide(replicas: int, devices: int, manifest: Manifest, train: TrainSettings
         )
     readers = table.readers(train.engine, replicas, devices)
     if shards < readers:
-        what = "replicas" if readers == replicas else "devices"
+        noun = "replicas" if readers == replicas else "devices"
         raise UserError(
-            f"The training split has {shards} shards, fewer than the {readers} {what} that would read them.",
+            f"The training split has {shards} shards, fewer than the {readers} {noun} that would read them.",
             setting="hardware",
-            value=f"{readers} {what}",
-            allowed=f"at most {shards} {what} for this data set",
-            nearest=f"{shards} {what}",
-            fix=f"use {shards} {what} or fewer, or let prepare_data write the set for {readers} {what}",
+            value=f"{readers} {noun}",
+            allowed=f"at most {shards} {noun} for this data set",
+            nearest=f"{shards} {noun}",
+            fix=f"use {shards} {noun} or fewer, or let prepare_data write the set for {readers} {noun}",
         )
     steps_per_epoch = examples // batch
     return Plan(
@@ -71,21 +71,21 @@ def stages(train: TrainSettings, plan: Plan) -> list[Stage]:
     """Return the stages of a run in order; without `train.stages`, the whole run is one."""
     if not train.stages:
         return [Stage(0, 0, plan.steps, train.learning_rate)]
-    found: list[Stage] = []
-    for number, each in enumerate(train.stages):
-        start = found[-1].end if found else 0
-        end = start + each.in_steps(train.batch_size, plan.steps_per_epoch)
-        found.append(Stage(number, start, end, each.learning_rate or train.learning_rate, each.trainable))
-    return found
+    planned: list[Stage] = []
+    for number, settings in enumerate(train.stages):
+        start = planned[-1].end if planned else 0
+        end = start + settings.in_steps(train.batch_size, plan.steps_per_epoch)
+        planned.append(Stage(number, start, end, settings.learning_rate or train.learning_rate, settings.trainable))
+    return planned
 
 
 def stage_of(train: TrainSettings, plan: Plan, step: int) -> Stage:
     """Return the stage of the step number `step` (from 0)."""
-    found = stages(train, plan)
-    return next((stage for stage in found if step < stage.end), found[-1])
+    planned = stages(train, plan)
+    return next((stage for stage in planned if step < stage.end), planned[-1])
 
 
 def whole_length(train: TrainSettings, batch_size: int, steps_per_epoch: int) -> int:
     """Return the steps of a run: of `train.epochs`, `steps` or `examples`, or of all stages together."""
     lengths = train.stages or (Duration(epochs=train.epochs, steps=train.steps, examples=train.examples),)
-    return sum(each.in_steps(batch_size, steps_per_epoch) for each in lengths)
+    return sum(length.in_steps(batch_size, steps_per_epoch) for length in lengths)

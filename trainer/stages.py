@@ -69,17 +69,17 @@ class StageSettings(Duration):
 
 def check_one_length(settings: BaseModel, names: Sequence[str]) -> None:
     """Raise ValueError unless exactly one of the settings `names` is set."""
-    given = [name for name in names if getattr(settings, name)]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        raise ValueError(f"set exactly one of {', '.join(names[:-1])} and {names[-1]}; got {found}")
+    chosen = [name for name in names if getattr(settings, name)]
+    if len(chosen) != 1:
+        listed = " and ".join(chosen) if chosen else "none"
+        raise ValueError(f"set exactly one of {', '.join(names[:-1])} and {names[-1]}; got {listed}")
 
 
 def shortened(settings: Sequence[StageSettings], steps: int) -> list[dict[str, object]]:
     """Return the stages with about `steps` steps together, and at least one each, as values of a configuration."""
-    each = max(1, steps // len(settings))
+    stage_steps = max(1, steps // len(settings))
     return [
-        {**stage.model_dump(mode="json", exclude_defaults=True, exclude=set(DURATIONS)), "steps": each}
+        {**stage.model_dump(mode="json", exclude_defaults=True, exclude=set(DURATIONS)), "steps": stage_steps}
         for stage in settings
     ]
 
@@ -96,18 +96,18 @@ def check_patterns(settings: Sequence[StageSettings], layers: Mapping[str, bool]
     """
     for number, stage in enumerate(settings):
         for pattern in stage.trainable:
-            found = [path for path in layers if matches(path, [pattern])]
-            if pattern not in ALL and not any(layers[path] for path in found):
-                raise _matches_none(f"train.stages.{number}.trainable", stage, pattern, found, layers)
+            paths = [path for path in layers if matches(path, [pattern])]
+            if pattern not in ALL and not any(layers[path] for path in paths):
+                raise _matches_none(f"train.stages.{number}.trainable", stage, pattern, paths, layers)
 
 
 def _matches_none(
-    setting: str, stage: StageSettings, pattern: str, found: Sequence[str], layers: Mapping[str, bool]
+    setting: str, stage: StageSettings, pattern: str, paths: Sequence[str], layers: Mapping[str, bool]
 ) -> UserError:
     left = [path for path, trainable in layers.items() if trainable]
     near = nearest(pattern, [name for path in left for name in (path.rpartition("/")[2], *containers(path))])
     problem, fix = f"No layer of the network matches {pattern!r}.", f"replace {pattern} with {near or 'a layer'}"
-    if found:
+    if paths:
         problem, near = f"The builder froze all layers that match {pattern!r}.", None
         fix = "leave the layers trainable in the builder: stages freeze those that they do not name"
     return UserError(

@@ -55,18 +55,18 @@ class Task:
     metrics: Mapping[str, Metric]
 
 
-def _averaged(each: str) -> dict[str, Metric]:
+def _averaged(noun: str) -> dict[str, Metric]:
     return {
         "macro_f1": Metric("macro F1", "maximize", "harmonic mean of precision and recall, averaged"),
         "macro_precision": Metric(
-            "macro precision", "maximize", f"fraction of the examples predicted as a {each} that have it, averaged"
+            "macro precision", "maximize", f"fraction of the examples predicted as a {noun} that have it, averaged"
         ),
         "macro_recall": Metric(
-            "macro recall", "maximize", f"fraction of the examples of a {each} that are predicted as it, averaged"
+            "macro recall", "maximize", f"fraction of the examples of a {noun} that are predicted as it, averaged"
         ),
-        "macro_auc": Metric("macro AUC", "maximize", f"area under each {each}'s ROC curve, averaged"),
+        "macro_auc": Metric("macro AUC", "maximize", f"area under each {noun}'s ROC curve, averaged"),
         "macro_average_precision": Metric(
-            "mean average precision", "maximize", f"area under each {each}'s precision-recall curve, averaged"
+            "mean average precision", "maximize", f"area under each {noun}'s precision-recall curve, averaged"
         ),
     }
 

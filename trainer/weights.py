@@ -91,15 +91,15 @@ def with_checksum(settings: WeightsSettings) -> WeightsSettings:
         UserError: The file does not exist, or its SHA-256 is not the configured one.
     """
     with find(settings).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if settings.sha256 not in (None, found):
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if settings.sha256 not in (None, digest):
         raise UserError(
-            f"The file {settings.file} has the SHA-256 {found}.",
+            f"The file {settings.file} has the SHA-256 {digest}.",
             setting="model.weights.sha256",
             value=settings.sha256,
             fix="restore the file, or change the setting",
         )
-    return settings.model_copy(update={"sha256": found})
+    return settings.model_copy(update={"sha256": digest})
 
 
 def load_keras(model: keras.Model, settings: WeightsSettings) -> None:
@@ -111,13 +111,13 @@ def load_keras(model: keras.Model, settings: WeightsSettings) -> None:
     if not settings.file.endswith(KERAS):
         raise _wrong(settings, f"{settings.file} is not of a Keras network.", f"a file ending in {', '.join(KERAS)}")
     layers = {path: layer for path, layer in walk(model) if own_variables(layer)}
-    found = _read_keras(find(settings), settings)
-    chosen = _chosen(settings, layers, found)
+    file_weights = _read_keras(find(settings), settings)
+    chosen = _chosen(settings, layers, file_weights)
     for path, other in chosen.items():
-        own = [tuple(each.shape) for each in own_variables(layers[path])]
-        _verify(settings, path, own, [each.shape for each in found[other]])
+        shapes = [tuple(variable.shape) for variable in own_variables(layers[path])]
+        _verify(settings, path, shapes, [array.shape for array in file_weights[other]])
     for path, other in chosen.items():
-        layers[path].load_own_variables({str(number): array for number, array in enumerate(found[other])})
+        layers[path].load_own_variables({str(number): array for number, array in enumerate(file_weights[other])})
     _tell(settings, layers, chosen)
 
 
@@ -134,34 +134,34 @@ def load_torch(module: torch.nn.Module, settings: WeightsSettings) -> None:
     tensors = {name.replace(".", "/"): tensor for name, tensor in module.state_dict().items()}
     try:
         read = torch.load(find(settings), map_location="cpu", weights_only=True)
-        found = {name.replace(".", "/"): tensor for name, tensor in read.items()}
+        file_tensors = {name.replace(".", "/"): tensor for name, tensor in read.items()}
     except Exception as error:
         raise _unreadable(settings, error) from None
-    chosen = _chosen(settings, tensors, found)
+    chosen = _chosen(settings, tensors, file_tensors)
     for path, other in chosen.items():
-        _verify(settings, path.rpartition("/")[0], [tuple(tensors[path].shape)], [tuple(found[other].shape)])
+        _verify(settings, path.rpartition("/")[0], [tuple(tensors[path].shape)], [tuple(file_tensors[other].shape)])
     with torch.no_grad():
         for path, other in chosen.items():
-            tensors[path].copy_(found[other])
+            tensors[path].copy_(file_tensors[other])
     _tell(settings, tensors, chosen)
 
 
-def _chosen(settings: WeightsSettings, wanted: Collection[str], found: Collection[str]) -> dict[str, str]:
+def _chosen(settings: WeightsSettings, paths: Collection[str], file_paths: Collection[str]) -> dict[str, str]:
     """Return the file's name of each of the network's names that it has and that are not skipped."""
-    pairs = {path: other for path, other in aligned(wanted, found).items() if not matches(path, settings.skip)}
+    pairs = {path: other for path, other in aligned(paths, file_paths).items() if not matches(path, settings.skip)}
     if not pairs:
-        names = ", ".join(sorted(found)[:_NAMED])
+        names = ", ".join(sorted(file_paths)[:_NAMED])
         raise _wrong(settings, f"{settings.file} has no weights for the network's layers.", f"the file has {names}, …")
     return pairs
 
 
-def aligned(wanted: Collection[str], found: Collection[str]) -> dict[str, str]:
-    """Return for each path in `wanted` the one in `found`, which may all be below another model on either side."""
+def aligned(paths: Collection[str], file_paths: Collection[str]) -> dict[str, str]:
+    """Return for each path in `paths` the one in `file_paths`, which may all be below another model on either side."""
     outer: Counter[tuple[str, str]] = Counter()
-    ends = {path.rpartition("/")[2] for path in wanted}
-    for other in found:
+    ends = {path.rpartition("/")[2] for path in paths}
+    for other in file_paths:
         if other.rpartition("/")[2] in ends:
-            for path in wanted:
+            for path in paths:
                 if path == other or path.endswith(f"/{other}"):
                     outer[path.removesuffix(other), ""] += 1
                 elif other.endswith(f"/{path}"):
@@ -169,14 +169,14 @@ def aligned(wanted: Collection[str], found: Collection[str]) -> dict[str, str]:
     if not outer:
         return {}
     (here, there), _ = max(outer.items(), key=lambda item: (item[1], item[0] == ("", "")))
-    pairs = {path: there + path.removeprefix(here) for path in wanted if path.startswith(here)}
-    return {path: other for path, other in pairs.items() if other in found}
+    pairs = {path: there + path.removeprefix(here) for path in paths if path.startswith(here)}
+    return {path: other for path, other in pairs.items() if other in file_paths}
 
 
 def matches(path: str, patterns: Collection[str]) -> bool:
     """Whether a pattern matches the path or the name of a layer, or those of a model that contains it."""
     outer = containers(path)
-    names = [*outer, *path.split("/"), *(each.replace("/", ".") for each in outer)]  # as in PyTorch: features.0
+    names = [*outer, *path.split("/"), *(prefix.replace("/", ".") for prefix in outer)]  # as in PyTorch: features.0
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
@@ -244,11 +244,14 @@ def _text(name: bytes | str) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def _verify(settings: WeightsSettings, layer: str, own: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> None:
-    if own != found:
+def _verify(
+    settings: WeightsSettings, layer: str, shapes: list[tuple[int, ...]], file_shapes: list[tuple[int, ...]]
+) -> None:
+    if shapes != file_shapes:
         name = layer.rpartition("/")[2]
         raise UserError(
-            f"The layer {layer} has weights of the shapes {_shapes(own)}, and in {settings.file} of {_shapes(found)}.",
+            f"The layer {layer} has weights of the shapes {_shapes(shapes)}, and in {settings.file} of "
+            f"{_shapes(file_shapes)}.",
             setting="model.weights.skip",
             value=list(settings.skip),
             allowed="layers of the same shapes, except for skipped ones",
@@ -261,9 +264,9 @@ def _shapes(shapes: list[tuple[int, ...]]) -> str:
     return " and ".join(str(list(shape)) for shape in shapes) or "none"
 
 
-def _tell(settings: WeightsSettings, wanted: Collection[str], chosen: Mapping[str, str]) -> None:
-    rest = [path for path in wanted if path not in chosen]
-    text = f"weights of {len(chosen)} of {len(wanted)} layers read from {settings.file}"
+def _tell(settings: WeightsSettings, paths: Collection[str], chosen: Mapping[str, str]) -> None:
+    rest = [path for path in paths if path not in chosen]
+    text = f"weights of {len(chosen)} of {len(paths)} layers read from {settings.file}"
     if rest:
         text += f"; keeping their own: {', '.join(rest[:_NAMED])}{', …' if len(rest) > _NAMED else ''}"
     logger.info("%s", text)

@@ -56,9 +56,9 @@ def _better(train: TrainSettings, metric: float, than: float | None, by: float) 
 
 def agreed_metric(train: TrainSettings, measured: Measured, engine: Engine, cluster: Cluster) -> float:
     """Return the chief's monitored value on all replicas, so that they all make the same decisions."""
-    own = measured.loss if train.monitor == "loss" else measured.metric
+    monitored = measured.loss if train.monitor == "loss" else measured.metric
     # The maximum is the chief's. NaN is sent as -inf as well: a maximum of NaN and a number depends on their order.
-    (metric,) = engine.agree([own if cluster.is_chief and not math.isnan(own) else -math.inf])
+    (metric,) = engine.agree([monitored if cluster.is_chief and not math.isnan(monitored) else -math.inf])
     return math.nan if metric == -math.inf else metric
 
 
@@ -116,19 +116,19 @@ class BestWeights:
             UserError: The weights could not be saved, are damaged, or belong to another run.
         """
         self.save_again(engine)
-        found = self._checkpoints.at(step) if self._cluster.is_chief and self._unsaved is None else None
+        checkpoint = self._checkpoints.at(step) if self._cluster.is_chief and self._unsaved is None else None
         # Only the chief knows whether it was saved; the other replicas read it then.
-        (whole,) = engine.agree([float(found is not None and found.record == self._record)])
+        (whole,) = engine.agree([float(checkpoint is not None and checkpoint.record == self._record)])
         if not whole:
-            what = "could not be saved" if self._unsaved else "are damaged, missing or of another run"
+            problem = "could not be saved" if self._unsaved else "are damaged, missing or of another run"
             raise UserError(
-                f"The best weights, of step {step}, {what}.",
+                f"The best weights, of step {step}, {problem}.",
                 setting="train.export",
                 value="best",
                 fix="--set train.export=last, to export the last weights; or slipway run, to train again",
             )
-        found = found or self._checkpoints.at(step)
-        if found is None:
+        checkpoint = checkpoint or self._checkpoints.at(step)
+        if checkpoint is None:
             raise self._checkpoints.unseen(step)
         engine.begin(step - 1)
-        engine.load_state(found.state)
+        engine.load_state(checkpoint.state)

@@ -33,7 +33,7 @@ class Parts:
     def held(cls, shape: Indices, arrays: Mapping[Indices, Array]) -> Parts:
         """Return the parts that a process holds in memory; at least one, which may be empty."""
         dtype = next(iter(arrays.values())).dtype
-        return cls(shape, dtype, {start: (one.shape, partial(np.asarray, one)) for start, one in arrays.items()})
+        return cls(shape, dtype, {start: (array.shape, partial(np.asarray, array)) for start, array in arrays.items()})
 
     def __getitem__(self, index: tuple[slice, ...]) -> Array:
         """Return a region of the whole array; reads the parts that it overlaps.
@@ -42,9 +42,9 @@ class Parts:
             ValueError: A part of it is missing.
         """
         every = itertools.chain(index, itertools.repeat(slice(None)))
-        bounds = [one.indices(size)[:2] for one, size in zip(every, self.shape, strict=False)]
+        bounds = [axis_slice.indices(size)[:2] for axis_slice, size in zip(every, self.shape, strict=False)]
         region: Array = np.empty([stop - start for start, stop in bounds], self.dtype)
-        found = 0
+        copied = 0
         for first, (shape, load) in self.parts.items():
             ends = [start + size for start, size in zip(first, shape, strict=True)]
             common = [(max(a, c), min(b, d)) for (a, b), c, d in zip(bounds, first, ends, strict=True)]
@@ -52,9 +52,9 @@ class Parts:
                 target = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, bounds, strict=True))
                 source = tuple(slice(a - c, b - c) for (a, b), c in zip(common, first, strict=True))
                 region[target] = load()[source]
-                found += region[target].size
-        if found != region.size:
-            raise ValueError(f"{region.size - found} of {region.size} elements are missing")
+                copied += region[target].size
+        if copied != region.size:
+            raise ValueError(f"{region.size - copied} of {region.size} elements are missing")
         return region
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -124,12 +124,12 @@ def _check_form(checkpoint: Checkpoint, identity: Mapping[str, object]) -> None:
     }
     expected = {(name, key) for name, entries in parts.items() for key in entries}
     record = checkpoint.record
-    found = {(name, key) for name, entries in record.items() if isinstance(entries, dict) for key in entries}
-    if different := sorted(expected ^ found):
+    recorded = {(name, key) for name, entries in record.items() if isinstance(entries, dict) for key in entries}
+    if different := sorted(expected ^ recorded):
         name, key = different[0]
-        what = "does not have" if different[0] in expected else "has"
+        verb = "does not have" if different[0] in expected else "has"
         raise UserError(
-            f"The checkpoint of step {checkpoint.step} was written by another version of Slipway: its {name} {what} "
+            f"The checkpoint of step {checkpoint.step} was written by another version of Slipway: its {name} {verb} "
             f"{key}.",
             allowed="a checkpoint written by this version",
             fix="resume with the version that wrote it, or start a new run with an empty checkpoint folder",

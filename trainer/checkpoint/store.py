@@ -157,18 +157,18 @@ class Checkpoints:
             steps.append(pointed)
         skipped: list[int] = []
         for step in sorted(steps, reverse=True):
-            if found := self.at(step):
+            if checkpoint := self.at(step):
                 break
             if pointed is not None or (self._folder / _name(step) / RECORD_FILE).exists():  # else an interrupted save
                 skipped.append(step)
         else:
-            found = None
+            checkpoint = None
         if skipped:
-            text = self._went_back(skipped, found)
+            text = self._went_back(skipped, checkpoint)
             events.message(text)
             with contextlib.suppress(OSError):  # the training does not depend on it
                 append_line(self._folder / WENT_BACK_FILE, text)
-        return found
+        return checkpoint
 
     def went_back(self) -> list[str]:
         """Return what was said each time that training resumed from an older checkpoint than the newest."""
@@ -177,11 +177,11 @@ class Checkpoints:
         except OSError:
             return []
 
-    def _went_back(self, skipped: list[int], found: Checkpoint | None) -> str:
-        *others, last = map(str, skipped)
-        which = f"s of steps {', '.join(others)} and {last} are" if others else f" of step {last} is"
-        exists = others or (self._folder / _name(skipped[0])).exists()
-        then = f"resumes from the one of step {found.step}" if found else "starts from the beginning"
+    def _went_back(self, skipped: list[int], checkpoint: Checkpoint | None) -> str:
+        *earlier, last = map(str, skipped)
+        which = f"s of steps {', '.join(earlier)} and {last} are" if earlier else f" of step {last} is"
+        exists = earlier or (self._folder / _name(skipped[0])).exists()
+        then = f"resumes from the one of step {checkpoint.step}" if checkpoint else "starts from the beginning"
         return f"the checkpoint{which} {'damaged' if exists else 'missing'}; training {then}"
 
     def at(self, step: int) -> Checkpoint | None:
@@ -234,21 +234,21 @@ class Checkpoints:
         state: dict[str, NDArray[np.generic] | Parts] = {}
         pieces: dict[str, dict[Indices, tuple[Indices, Callable[[], Array]]]] = {}
         for process in range(content["parts"]):
-            own, path = content, folder / _state_file(process)
+            record, path = content, folder / _state_file(process)
             if process:
-                own = _read_record(folder / _record_file(process), step)
-                if own["number"] != content["number"]:
+                record = _read_record(folder / _record_file(process), step)
+                if record["number"] != content["number"]:
                     raise ValueError(f"{_record_file(process)} belongs to another save")
-            if (process == 0 or self._process == 0) and _digest(path) != own["sha256"]:
+            if (process == 0 or self._process == 0) and _digest(path) != record["sha256"]:
                 raise ValueError(f"{path.name} does not match the recorded checksum")
             if process == 0:
                 with np.load(path, allow_pickle=False) as arrays:
                     state = {
                         name: arrays[f"array{number}"]
-                        for number, name in enumerate(own["names"])
-                        if number not in {piece["number"] for piece in own["pieces"]}
+                        for number, name in enumerate(record["names"])
+                        if number not in {piece["number"] for piece in record["pieces"]}
                     }
-            for piece in own["pieces"]:
+            for piece in record["pieces"]:
                 loaded = tuple(piece["size"]), partial(_array, path, piece["number"])
                 pieces.setdefault(piece["name"], {})[tuple(piece["start"])] = loaded
                 state[piece["name"]] = Parts(tuple(piece["shape"]), np.dtype(piece["dtype"]), pieces[piece["name"]])
@@ -367,8 +367,8 @@ def _digest(path: Path) -> str:
 
 def _array(path: Path, number: int) -> NDArray[np.generic]:
     with np.load(path, allow_pickle=False) as arrays:
-        found: NDArray[np.generic] = arrays[f"array{number}"]
-    return found
+        array: NDArray[np.generic] = arrays[f"array{number}"]
+    return array
 
 
 def _write_record(path: Path, content: dict[str, Any]) -> None:

@@ -22,8 +22,8 @@ class ShardAssignment:
 
     def shards(self, split: str, rank: int | None = None) -> list[Shard]:
         """Return the shards of `split` assigned to this worker, or to the one of `rank`, in order."""
-        own = self.rank if rank is None else rank
-        return self.manifest.splits[split].shards[own :: self.workers]
+        worker = self.rank if rank is None else rank
+        return self.manifest.splits[split].shards[worker :: self.workers]
 
     def examples(self, split: str, rank: int | None = None) -> int:
         """Return the number of examples in those shards."""

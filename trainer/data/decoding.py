@@ -159,8 +159,8 @@ class Decoding:
         raw = [self._records[number] for number in chosen.tolist()]
         raw += raw[:1] * (self._group - len(raw))
         jpeg = self._functions.jpeg if time.monotonic() >= self._slow_until else []
-        found, labels = (self._functions.encoded if jpeg else self._functions.decoded)(raw)
-        for name, values in _by_name(found).items():
+        decoded, labels = (self._functions.encoded if jpeg else self._functions.decoded)(raw)
+        for name, values in _by_name(decoded).items():
             into = _by_name(self.inputs)[name]
             if name in jpeg:
                 files = values.numpy()[: len(chosen)]
@@ -201,7 +201,7 @@ class _Functions:
 
     def __init__(self, manifest: Manifest, group: int) -> None:
         features = Features(manifest)
-        images = [name for name, one in manifest.all_inputs.items() if one.kind == "image"]
+        images = [name for name, feature in manifest.all_inputs.items() if feature.kind == "image"]
         self.jpeg = [name for name in images if decodes_jpeg(as_image(manifest, name))]
         self.equal = not any(as_image(manifest, name).resize for name in self.jpeg)
         self.decoded = _on_cpu(features.parse, group)

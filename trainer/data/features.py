@@ -61,15 +61,15 @@ def scaled(inputs: Tensors) -> Tensors:
 
 def blank(manifest: Manifest, examples: int, *, standardized: bool = True) -> tuple[Inputs, Labels]:
     """Return decoded inputs and labels that are all zero; numbers as they are in a record if not `standardized`."""
-    found = {
+    arrays = {
         name: np.zeros(
-            (examples, *(one.stored_shape if one.kind == "number" and not standardized else one.shape)),
-            np.uint8 if one.kind == "image" else one.dtype,
+            (examples, *(feature.stored_shape if feature.kind == "number" and not standardized else feature.shape)),
+            np.uint8 if feature.kind == "image" else feature.dtype,
         )
-        for name, one in manifest.all_inputs.items()
+        for name, feature in manifest.all_inputs.items()
     }
     kind = np.int32 if manifest.task == "classification" else np.float32
-    return _inputs(manifest, found), np.zeros((examples, *_label_shape(manifest)), kind)
+    return _inputs(manifest, arrays), np.zeros((examples, *_label_shape(manifest)), kind)
 
 
 def specs(manifest: Manifest, examples: int | None, *, decoded: bool) -> tuple[Tensors, tf.TensorSpec]:
@@ -92,7 +92,9 @@ class Features:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         with tf.device("CPU:0"):
-            self.tables = {name: _table(one) for name, one in manifest.all_inputs.items() if one.first_position}
+            self.tables = {
+                name: _table(feature) for name, feature in manifest.all_inputs.items() if feature.first_position
+            }
 
     def parse(
         self,
@@ -109,11 +111,11 @@ class Features:
         features = self.raw(raw, label=tf.io.FixedLenFeature(_label_shape(manifest), label))
         return self._decoded(features, decode, encoded=encoded), self._labels(features["label"])
 
-    def raw(self, raw: tf.Tensor, **others: tf.io.FixedLenFeature) -> dict[str, tf.Tensor]:
-        """Parse serialized records, string [n], to the values that they hold, with `others` besides the inputs."""
-        inputs = {name: tf.io.FixedLenFeature(*_stored(one)) for name, one in self._manifest.all_inputs.items()}
-        found: dict[str, tf.Tensor] = tf.io.parse_example(raw, {**inputs, **others})
-        return found
+    def raw(self, raw: tf.Tensor, **additional: tf.io.FixedLenFeature) -> dict[str, tf.Tensor]:
+        """Parse serialized records, string [n], to the values that they hold, with `additional` besides the inputs."""
+        inputs = {name: tf.io.FixedLenFeature(*_stored(feature)) for name, feature in self._manifest.all_inputs.items()}
+        values: dict[str, tf.Tensor] = tf.io.parse_example(raw, {**inputs, **additional})
+        return values
 
     def pixels(self, name: str, files: tf.Tensor) -> tf.Tensor:
         """Decode any number of image files of a data set, string [n], of the input `name`."""
@@ -121,11 +123,11 @@ class Features:
 
     def requests(self) -> dict[SignatureName, tf.TensorSpec]:
         """Return the serving signature's inputs: raw values, as they are in a record."""
-        names, found = self._manifest.signature, {}
-        for name, one in self._manifest.all_inputs.items():
-            shape, kind = _stored(one)
-            found[names[name]] = tf.TensorSpec([None, *shape], kind, name=names[name])
-        return found
+        names, tensor_specs = self._manifest.signature, {}
+        for name, feature in self._manifest.all_inputs.items():
+            shape, kind = _stored(feature)
+            tensor_specs[names[name]] = tf.TensorSpec([None, *shape], kind, name=names[name])
+        return tensor_specs
 
     def decode(self, requests: Mapping[SignatureName, tf.Tensor], *, standardized: bool = True) -> Tensors:
         """Convert a request, tensors by their names in `requests`, to decoded inputs.
@@ -145,24 +147,24 @@ class Features:
         standardized: bool = True,
         encoded: Collection[str] = (),
     ) -> Tensors:
-        found = {}
-        for name, one in self._manifest.all_inputs.items():
+        decoded = {}
+        for name, feature in self._manifest.all_inputs.items():
             raw = values[name]
             if name in encoded:
-                found[name] = raw
-            elif one.kind == "image":
-                found[name] = decode(raw, as_image(self._manifest, name))
-            elif one.kind == "category":
-                found[name] = self.tables[name].lookup(raw)
-            elif one.kind == "text":
-                found[name] = word_ids(raw, self.tables[name], one)
-            elif one.kind == "date":
-                found[name] = date_features(raw, one)
-            elif one.kind == "integer":
-                found[name] = tf.cast(raw, tf.int32)
+                decoded[name] = raw
+            elif feature.kind == "image":
+                decoded[name] = decode(raw, as_image(self._manifest, name))
+            elif feature.kind == "category":
+                decoded[name] = self.tables[name].lookup(raw)
+            elif feature.kind == "text":
+                decoded[name] = word_ids(raw, self.tables[name], feature)
+            elif feature.kind == "date":
+                decoded[name] = date_features(raw, feature)
+            elif feature.kind == "integer":
+                decoded[name] = tf.cast(raw, tf.int32)
             else:
-                found[name] = standardize(raw, one) if standardized else raw
-        return _inputs(self._manifest, found)
+                decoded[name] = standardize(raw, feature) if standardized else raw
+        return _inputs(self._manifest, decoded)
 
     def _labels(self, stored: tf.Tensor) -> tf.Tensor:
         if self._manifest.target is not None:
@@ -177,53 +179,55 @@ def matrix(inputs: Tensors, manifest: Manifest) -> tf.Tensor:
     `MAX_INDICATORS`, else one of positions.
     """
     columns = []
-    for name, one in manifest.all_inputs.items():
+    for name, feature in manifest.all_inputs.items():
         values = tf.convert_to_tensor(inputs[name])
-        if one.kind == "category" and one.values <= MAX_INDICATORS:
-            values = tf.one_hot(values, one.values)
+        if feature.kind == "category" and feature.values <= MAX_INDICATORS:
+            values = tf.one_hot(values, feature.values)
         columns.append(tf.reshape(tf.cast(values, tf.float32), [tf.shape(values)[0], math.prod(values.shape[1:])]))
     return tf.concat(columns, axis=1)
 
 
-def standardize(values: Any, one: Input) -> Any:
+def standardize(values: Any, feature: Input) -> Any:
     """Return what the network receives of a number's `values`, [batch, *stored_shape]; see `Input`."""
-    mean, deviation = statistics(one)
-    found = ((tf.math.log(values) if one.logarithmic else values) - mean) / deviation
-    if not one.nullable:
-        return found
+    mean, deviation = statistics(feature)
+    standardized = ((tf.math.log(values) if feature.logarithmic else values) - mean) / deviation
+    if not feature.nullable:
+        return standardized
     missing = tf.math.is_nan(values)
-    return tf.stack([tf.where(missing, 0.0, found), tf.cast(missing, tf.float32)], axis=-1)
+    return tf.stack([tf.where(missing, 0.0, standardized), tf.cast(missing, tf.float32)], axis=-1)
 
 
-def statistics(one: Input) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def statistics(feature: Input) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the mean and the standard deviation of a number's elements, float32 [*stored_shape]."""
-    mean, deviation = (np.array(values, np.float32).reshape(one.stored_shape) for values in (one.mean, one.deviation))
+    mean, deviation = (
+        np.array(values, np.float32).reshape(feature.stored_shape) for values in (feature.mean, feature.deviation)
+    )
     return mean, deviation
 
 
-def _stored(one: Input) -> tuple[tuple[int, ...], tf.DType]:
-    return one.stored_shape, _STORED[one.kind]
+def _stored(feature: Input) -> tuple[tuple[int, ...], tf.DType]:
+    return feature.stored_shape, _STORED[feature.kind]
 
 
 def _label_shape(manifest: Manifest) -> tuple[int, ...]:
     return (manifest.outputs,) if manifest.task == "multilabel" else ()
 
 
-def _inputs(manifest: Manifest, found: dict[str, Any]) -> Any:
-    return found["image"] if manifest.is_image_only else found
+def _inputs(manifest: Manifest, values: dict[str, Any]) -> Any:
+    return values["image"] if manifest.is_image_only else values
 
 
 def as_image(manifest: Manifest, name: str) -> Manifest:
     """Return the manifest as if the input `name` were its image."""
     if name == "image":
         return manifest
-    one = manifest.inputs[name]
-    height, width, channels = one.shape
-    return manifest.model_copy(update={"image_size": (height, width), "channels": channels, "resize": one.resize})
+    feature = manifest.inputs[name]
+    height, width, channels = feature.shape
+    return manifest.model_copy(update={"image_size": (height, width), "channels": channels, "resize": feature.resize})
 
 
-def _table(one: Input) -> tf.lookup.StaticHashTable:
+def _table(feature: Input) -> tf.lookup.StaticHashTable:
     """Return the table from a category or a word to what the network receives."""
-    positions = tf.range(one.first_position, one.values, dtype=tf.int32)
-    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(one.vocabulary, tf.string), positions)
-    return tf.lookup.StaticHashTable(rows, default_value=one.first_position - 1)
+    positions = tf.range(feature.first_position, feature.values, dtype=tf.int32)
+    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(feature.vocabulary, tf.string), positions)
+    return tf.lookup.StaticHashTable(rows, default_value=feature.first_position - 1)

@@ -246,8 +246,8 @@ def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
     count = tf.minimum(numbers(padded[start - 2 : start]), (size + 2 - start) // _ENTRY_BYTES)
     entries = tf.reshape(padded[start : start + count * _ENTRY_BYTES], [-1, _ENTRY_BYTES // 2, 2])
     tags, kinds, _, _, values, _ = tf.unstack(numbers(entries), axis=1)
-    found = tf.boolean_mask(values, tf.logical_and(tags == EXIF_ORIENTATION, kinds == EXIF_SHORT))
-    value = tf.concat([found, [1]], axis=0)[0]
+    orientations = tf.boolean_mask(values, tf.logical_and(tags == EXIF_ORIENTATION, kinds == EXIF_SHORT))
+    value = tf.concat([orientations, [1]], axis=0)[0]
     return tf.where(tf.logical_and(value >= 1, value < len(_MIRRORED)), value, 1)
 
 

@@ -254,16 +254,16 @@ def training(
     """
     size = assignment.decoded_bytes("train")
     shards = len(assignment.shards("train"))
-    what = f"{assignment.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
+    content = f"{assignment.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
     if size > budget:
         logger.info(
             "streaming %s: decoded size %s exceeds the limit of %s in memory; shuffle buffer of %d, decoding %s",
-            what, _megabytes(size), _megabytes(budget), shuffled_together(assignment), _at_a_time(assignment, batch),
+            content, _megabytes(size), _megabytes(budget), shuffled_together(assignment), _at_a_time(assignment, batch),
         )  # fmt: skip
         return StreamTraining(assignment, batch, steps_per_epoch, seed)
     logger.info(
         "keeping %s decoded in memory: %s of at most %s; decoding during the first epoch, %s",
-        what, _megabytes(size), _megabytes(budget), _at_a_time(assignment),
+        content, _megabytes(size), _megabytes(budget), _at_a_time(assignment),
     )  # fmt: skip
     order = _permutation(seed, 0, assignment.rank, 0, assignment.examples("train"))
     return MemoryTraining(Decoding(assignment, "train", order, decoder), batch, steps_per_epoch, seed, assignment.rank)
@@ -303,11 +303,11 @@ class Evaluation:
 
     def batches(self) -> Iterator[Batch]:
         """Decoded inputs [batch, …], labels [batch, …], weights float32 [batch] (1 or 0)."""
-        manifest, given = self.assignment.manifest, 0
+        manifest, count = self.assignment.manifest, 0
         for inputs, labels in self._decoded_batches():
             yield _whole_batch(manifest, inputs, labels, self.batch)
-            given += 1
-        for _ in range(self.steps - given):
+            count += 1
+        for _ in range(self.steps - count):
             yield _whole_batch(manifest, *blank(manifest, 0), self.batch)
 
     @property

@@ -57,12 +57,12 @@ class Accelerators:
         """Return a short description for the log."""
         if self.kind == "cpu":
             return "no accelerator"
-        what = {"tpu": "TPU", "gpu": "GPU", "virtual": "virtual device"}[self.kind]
+        noun = {"tpu": "TPU", "gpu": "GPU", "virtual": "virtual device"}[self.kind]
         name = f" {self.name}" if self.name else ""
         if not self.count:
-            return f"{what}{name} (from {self.source})"
+            return f"{noun}{name} (from {self.source})"
         chips = " chip" if self.kind == "tpu" else ""
-        return f"{self.count} {what}{chips}{'s' if self.count > 1 else ''}{name} (from {self.source})"
+        return f"{self.count} {noun}{chips}{'s' if self.count > 1 else ''}{name} (from {self.source})"
 
 
 def virtual_devices(environment: Mapping[str, str]) -> int:
@@ -137,7 +137,11 @@ def pci_chips(system: Path) -> int:
     """Return the number of TPU chips on the PCI bus."""
     folder = system / "bus" / "pci" / "devices"
     slots = [(path / "vendor", path / "device") for path in folder.iterdir()] if folder.is_dir() else []
-    ids = [(one.read_text().strip(), other.read_text().strip()) for one, other in slots if one.is_file()]
+    ids = [
+        (vendor_file.read_text().strip(), device_file.read_text().strip())
+        for vendor_file, device_file in slots
+        if vendor_file.is_file()
+    ]
     return sum(vendor == _PCI_VENDOR and device in _PCI_TPUS for vendor, device in ids)
 
 

@@ -85,8 +85,8 @@ class Cluster:
         if self.world_size == 1:
             return f"one replica ({self.source} in the environment), {accelerators}"
         chief = " (the chief)" if self.is_chief else ""
-        what = {TORCHRUN: "processes", SLICE: "hosts"}.get(self.source, "replicas")
-        text = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}, from {self.source}"
+        noun = {TORCHRUN: "processes", SLICE: "hosts"}.get(self.source, "replicas")
+        text = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {noun}, from {self.source}"
         if self.source != SLICE:  # whose hosts have no addresses that are known here
             text += f": {', '.join(str(task) for task in self.tasks)}"
         return f"{text}; {accelerators}"
@@ -159,7 +159,7 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
             return None
         tasks = _tasks(cluster)
         own_type = str(task["type"])
-        own = (_POOL_TYPES.get(own_type, own_type), int(task.get("index", 0)))
+        this_task = (_POOL_TYPES.get(own_type, own_type), int(task.get("index", 0)))
         ranks = [(other.type, other.index) for other in tasks]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -170,7 +170,7 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
             '"task": {"type": "worker", "index": 0}}',
         ) from None
     strangers = sorted(
-        {*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TRAINING_TYPES}
+        {*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), this_task[0]} - {*_TRAINING_TYPES}
     )
     if strangers:
         raise UserError(
@@ -179,13 +179,13 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
             value=text,
             allowed="chief (or master) and worker, that is worker pools 0 and 1",
         )
-    if own not in ranks:
+    if this_task not in ranks:
         raise UserError(
-            f"The task {own[0]} {own[1]} in {source} is not in its cluster.",
+            f"The task {this_task[0]} {this_task[1]} in {source} is not in its cluster.",
             setting=source,
             value=text,
         )
-    rank = ranks.index(own)
+    rank = ranks.index(this_task)
     hosts = [task.host_and_port[0] for task in tasks]
     return Cluster(tasks, rank, source, accelerators, hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]))
 

@@ -72,22 +72,22 @@ def unseen(kind: str, planned: int) -> str:
 
     A TPU's chips are not counted, because only one process can open them, and on a slice only all hosts together.
     """
-    found = []
+    problems = []
     for name in reversed(LIBRARIES):  # TensorFlow, which takes longest, last
         if not _installed(name):
             continue
         title = LIBRARIES[name].title
         if kind == "tpu":
-            found.append(f"{title} has no libtpu")
+            problems.append(f"{title} has no libtpu")
             continue
         answer = _counted(name, kind)
         if not answer.isdecimal():
-            found.append(f"{title} fails ({answer})")
+            problems.append(f"{title} fails ({answer})")
             continue
         if suffices(kind, planned, int(answer)):
             return ""
-        found.append(f"{title} sees {answer}")
-    return "" if kind == "tpu" and _has_tpu_runtime() else " and ".join(found)
+        problems.append(f"{title} sees {answer}")
+    return "" if kind == "tpu" and _has_tpu_runtime() else " and ".join(problems)
 
 
 def _counted(name: str, kind: str) -> str:
@@ -106,9 +106,9 @@ def _counted(name: str, kind: str) -> str:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answers:
-        said = answers.read()
+        reply = answers.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return said or f"status {status}"
+    return reply or f"status {status}"
 
 
 def _has_tpu_runtime() -> bool:
@@ -122,6 +122,6 @@ def _installed(name: str) -> bool:
 
 if __name__ == "__main__":
     os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
-    if found := unseen(sys.argv[1], int(sys.argv[2])):
-        print(found)
+    if problem := unseen(sys.argv[1], int(sys.argv[2])):
+        print(problem)
         sys.exit(UNSEEN)

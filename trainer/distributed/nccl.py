@@ -48,13 +48,13 @@ def environment_of(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]
         printed = subprocess.run(command, env=dict(inherited), stdout=subprocess.PIPE, check=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         return _without(inherited, f"{script} failed: {error}")
-    found = dict(line.split("=", 1) for line in printed.split("\0") if line)
-    found = {name: value for name, value in found.items() if name not in _SHELLS_OWN}
-    paths = [str(folder / LIBRARIES), *filter(None, [found.get("LD_LIBRARY_PATH")])]
-    found["LD_LIBRARY_PATH"] = ":".join(paths)
-    changed = sorted(name for name, value in found.items() if inherited.get(name) != value)
-    logger.info("NCCL uses gIB: %s", ", ".join(f"{name}={found[name]}" for name in changed))
-    return found
+    variables = dict(line.split("=", 1) for line in printed.split("\0") if line)
+    variables = {name: value for name, value in variables.items() if name not in _SHELLS_OWN}
+    paths = [str(folder / LIBRARIES), *filter(None, [variables.get("LD_LIBRARY_PATH")])]
+    variables["LD_LIBRARY_PATH"] = ":".join(paths)
+    changed = sorted(name for name, value in variables.items() if inherited.get(name) != value)
+    logger.info("NCCL uses gIB: %s", ", ".join(f"{name}={variables[name]}" for name in changed))
+    return variables
 
 
 def _without(inherited: Mapping[str, str], reason: str) -> dict[str, str]:

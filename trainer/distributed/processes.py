@@ -73,7 +73,7 @@ def supervise(
     cluster: Cluster,
     processes: int,
     stop_requested: Callable[[], bool],
-    others: Callable[[str], object] | None,
+    on_line: Callable[[str], object] | None,
 ) -> int:
     """Run `command` in `processes` child processes, which end with this one; return this replica's exit status.
 
@@ -82,7 +82,7 @@ def supervise(
         cluster: The job's replicas, of which this process is one.
         processes: Number of child processes.
         stop_requested: Called at every poll; whether this process was asked to stop.
-        others: Receives the output of all children but the first, line by line; the last lines of one that failed are
+        on_line: Receives the output of all children but the first, line by line; the last lines of one that failed are
             printed. None: their output is this process's own, as the first one's is.
     """
     with contextlib.ExitStack() as ended:
@@ -93,7 +93,7 @@ def supervise(
         children = ended.enter_context(Children())
         for number in range(processes):
             environment = environment_of(os.environ, cluster, processes, number, rendezvous)
-            output = others if number else None
+            output = on_line if number else None
             children.all.append(Child(str(number), command, environment, output, fork=can_run(command)))
         failed = children.wait(stop_requested)
     if not failed:

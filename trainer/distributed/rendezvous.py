@@ -296,8 +296,8 @@ class Watch:
         began = time.monotonic()
         while self.lost is None and time.monotonic() - began < BLAME_SECONDS:
             time.sleep(POLL_SECONDS)
-        own = f" of {_name(self._cluster, self._cluster.rank)}" if self._cluster else ""
-        self._lose(f"a connection{own}", message, time.monotonic() - began)
+        suffix = f" of {_name(self._cluster, self._cluster.rank)}" if self._cluster else ""
+        self._lose(f"a connection{suffix}", message, time.monotonic() - began)
         self._report()
 
     def finish(self) -> None:
@@ -390,7 +390,7 @@ class Watch:
             connection.send(beat)
             if _is_silent(connection, SILENCE_SECONDS):
                 self._lose(name, f"silent for {SILENCE_SECONDS:g} s", now - connection.heard_at)
-        if self._leaves_last and self._overdue is not None and all(each.overdue is not None for each in there.values()):
+        if self._leaves_last and self._overdue is not None and all(peer.overdue is not None for peer in there.values()):
             how = f"each replica waits for another in a step, for {waited:.0f} s"
             self._lose(self._lost_connection(), f"{how}; none took over {longest:.2g} s", waited)
 
@@ -402,7 +402,7 @@ class Watch:
             for rank in range(self._cluster.world_size)
             if (connection := self._connections.get(_name(self._cluster, rank)))
         }
-        pairs = sorted({(min(a, b), max(a, b)) for a, others in reports.items() for b in others or ()})
+        pairs = sorted({(min(a, b), max(a, b)) for a, ranks in reports.items() for b in ranks or ()})
         if not pairs:
             return "a connection between the replicas"
         return f"the connection of {_name(self._cluster, pairs[0][0])} and {_name(self._cluster, pairs[0][1])}"

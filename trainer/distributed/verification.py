@@ -80,9 +80,9 @@ def verify_machine(
             )
             raise _refusal(plan, "there is no TPU chip", fix, environment, root)
     elif not _is_amd(root):  # otherwise only the framework knows
-        seen, said = (count_gpus or _driver_count)(environment)
+        seen, seen_text = (count_gpus or _driver_count)(environment)
         if not suffices(plan.kind, plan.count, seen):
-            raise _refusal(plan, said, _gpu_fix(plan, seen, environment, root), environment, root)
+            raise _refusal(plan, seen_text, _gpu_fix(plan, seen, environment, root), environment, root)
 
 
 def _is_amd(root: Path) -> bool:
@@ -169,11 +169,11 @@ def _unseen(names: Sequence[str], plan: Accelerators, reason: str, environment: 
 
 
 def _refusal(plan: Accelerators, reason: str, fix: str, environment: Mapping[str, str], root: Path) -> UserError:
-    what = "GPU" if plan.kind == "gpu" else "TPU device"
-    number = f"{plan.count} {what}{'s' * (plan.count > 1)}" if plan.count else f"{what}s"
-    found = "; ".join((_gpu_findings if plan.kind == "gpu" else _tpu_findings)(environment, root))
+    noun = "GPU" if plan.kind == "gpu" else "TPU device"
+    number = f"{plan.count} {noun}{'s' * (plan.count > 1)}" if plan.count else f"{noun}s"
+    findings = "; ".join((_gpu_findings if plan.kind == "gpu" else _tpu_findings)(environment, root))
     return UserError(
-        f"This machine should have {number}, but {reason}. Found: {found}.",
+        f"This machine should have {number}, but {reason}. Found: {findings}.",
         setting=plan.source,
         value=environment[plan.source],
         fix=fix,
@@ -182,15 +182,15 @@ def _refusal(plan: Accelerators, reason: str, fix: str, environment: Mapping[str
 
 def _gpu_findings(environment: Mapping[str, str], root: Path) -> list[str]:
     files = sorted(path.name for path in (root / "dev").glob("nvidia*") if GPU_FILES[0].fullmatch(path.name))
-    found = [f"device files {', '.join(files)}" if files else "no device file /dev/nvidia0"]
+    findings = [f"device files {', '.join(files)}" if files else "no device file /dev/nvidia0"]
     if (root / DRIVER_FOLDER / "lib64" / _DRIVER_LIBRARY).exists():
-        found.append(f"/{DRIVER_FOLDER}/lib64/{_DRIVER_LIBRARY}")
-    found += [
+        findings.append(f"/{DRIVER_FOLDER}/lib64/{_DRIVER_LIBRARY}")
+    findings += [
         f"{name}={environment[name]}" for name in ("LD_LIBRARY_PATH", VISIBLE_GPUS_VARIABLE) if name in environment
     ]
     path = f"{environment.get('PATH', '')}:{root / DRIVER_FOLDER / 'bin'}"
     program = shutil.which("nvidia-smi", path=path)
-    return [*found, f"nvidia-smi: {_said([program, '-L'], environment) if program else 'not installed'}"]
+    return [*findings, f"nvidia-smi: {_said([program, '-L'], environment) if program else 'not installed'}"]
 
 
 def _said(command: Sequence[str], environment: Mapping[str, str]) -> str:

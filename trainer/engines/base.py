@@ -69,7 +69,7 @@ class Measured:
     def of(cls, sums: Sequence[float], metrics: Iterable[str]) -> Measured:
         """Return the means from the sums of losses, metrics, examples and the named metrics over a split."""
         loss, metric, examples, *more = map(float, sums)
-        means = {name: each / examples for name, each in zip(metrics, more, strict=True)}
+        means = {name: total / examples for name, total in zip(metrics, more, strict=True)}
         return cls(loss / examples, metric / examples, round(examples), means)
 
 
@@ -245,11 +245,11 @@ def verify_state(state: State, expected: Shapes) -> None:
     Raises:
         UserError: It belongs to a different network or optimizer.
     """
-    found = {name: (tuple(array.shape), array.dtype.name) for name, array in state.items()}
-    for name in [*expected, *found]:
-        if expected.get(name) != found.get(name):
+    actual = {name: (tuple(array.shape), array.dtype.name) for name, array in state.items()}
+    for name in [*expected, *actual]:
+        if expected.get(name) != actual.get(name):
             raise UserError(
-                f"The checkpoint is of a different network: for {name} it has {_words(found.get(name))}, "
+                f"The checkpoint is of a different network: for {name} it has {_words(actual.get(name))}, "
                 f"the network {_words(expected.get(name))}.",
                 setting="model.builder",
                 fix="restore the settings that the checkpoint was written with, or start again with an empty "

@@ -134,7 +134,7 @@ def network_size(engine: str, settings: ModelSettings, manifest: Manifest) -> Mo
 def example_elements(engine: str, settings: ModelSettings, manifest: Manifest) -> int:
     """Return the number of elements of an example's inputs and all layers' outputs; raises as `network_size`."""
     networks, model = _built(engine, settings, manifest)
-    inputs = sum(math.prod(each.shape) for each in manifest.all_inputs.values())
+    inputs = sum(math.prod(feature.shape) for feature in manifest.all_inputs.values())
     return inputs + networks.output_elements(model, manifest)
 
 
@@ -168,14 +168,19 @@ def module_spec(package: str, folder: Path) -> ModuleSpec | None:
     Raises:
         UserError: The project has a folder of this name, but Python prefers an installed package to it.
     """
-    own = importlib.machinery.PathFinder.find_spec(package, [str(folder)])
+    project_spec = importlib.machinery.PathFinder.find_spec(package, [str(folder)])
     installed = importlib.util.find_spec(package)
-    if own is not None and own.origin is None and installed is not None and installed.origin is not None:
+    if (
+        project_spec is not None
+        and project_spec.origin is None
+        and installed is not None
+        and installed.origin is not None
+    ):
         raise UserError(
             f"The folder {package} has no __init__.py, so that Python imports {installed.origin} instead.",
             fix=f"touch {package}/__init__.py",
         )
-    return own or installed
+    return project_spec or installed
 
 
 def load(builder: str, setting: str = "model.builder", contract: str = _CONTRACT) -> Callable[..., Any]:
@@ -236,9 +241,9 @@ def contract(manifest: Manifest) -> str:
     if manifest.is_image_only and manifest.task == "classification":
         return _CONTRACT
     first, second = PARAMETERS[manifest.is_image_only]
-    what = "images" if manifest.is_image_only else "a dict of inputs"
+    inputs = "images" if manifest.is_image_only else "a dict of inputs"
     return (
-        f"a function of ({first}, {second}, …) that returns a network from {what} to {TASKS[manifest.task].head}, "
+        f"a function of ({first}, {second}, …) that returns a network from {inputs} to {TASKS[manifest.task].head}, "
         f"[batch, {manifest.outputs}]"
     )
 
@@ -310,12 +315,12 @@ def _functions(module: ModuleType) -> list[str]:
 
 def _nearest_module(module_name: str, function_name: str) -> str | None:
     """Return the sibling module with the name most similar to the missing one."""
-    parent, _, own = module_name.rpartition(".")
+    parent, _, name = module_name.rpartition(".")
     if not parent:  # every installed package would be a sibling
         return None
     try:
         path = importlib.import_module(parent).__path__
     except (ImportError, AttributeError):
         return None
-    close = nearest(own, [module.name for module in pkgutil.iter_modules(path)])
+    close = nearest(name, [module.name for module in pkgutil.iter_modules(path)])
     return f"{parent}.{close}:{function_name}" if close else None

@@ -56,10 +56,10 @@ def per_example(train: TrainSettings, setting: str, manifest: Manifest) -> Calla
     function = load(train, setting)
 
     def values(outputs: Any, labels: Any) -> Any:
-        found, examples = function(outputs, labels), labels.shape[0]
-        if not _has_shape(found, (examples,)):
-            raise wrong_result(train, setting, found, f"[{examples}] for a batch of {examples}")
-        return ops.cast(found, "float32")
+        result, examples = function(outputs, labels), labels.shape[0]
+        if not _has_shape(result, (examples,)):
+            raise wrong_result(train, setting, result, f"[{examples}] for a batch of {examples}")
+        return ops.cast(result, "float32")
 
     examples = manifest.outputs + 1  # unlike any other dimension
     labels = blank(manifest, examples)[1]
@@ -93,10 +93,10 @@ def augmentation(train: TrainSettings, manifest: Manifest) -> Custom | None:
     function = load(train, setting)
 
     def changed(images: Any, draw: Callable[[int], Any]) -> Any:
-        found, wanted = function(images, Seeds(draw)), tuple(images.shape)
-        if not _has_shape(found, wanted):
-            raise wrong_result(train, setting, found, f"images of shape {list(wanted)}")
-        return ops.reshape(ops.cast(found, "float32"), wanted)
+        result, shape = function(images, Seeds(draw)), tuple(images.shape)
+        if not _has_shape(result, shape):
+            raise wrong_result(train, setting, result, f"images of shape {list(shape)}")
+        return ops.reshape(ops.cast(result, "float32"), shape)
 
     kind = "uint32" if keras.backend.backend() == "jax" else "int32"
     black = ops.zeros((2, *manifest.image_shape), "float32")
@@ -104,12 +104,12 @@ def augmentation(train: TrainSettings, manifest: Manifest) -> Custom | None:
     return changed
 
 
-def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str) -> UserError:
-    """Return the error for a function that returns `found`."""
-    name, shape = train.functions[setting], getattr(found, "shape", None)
-    given = type(found).__name__ if shape is None else f"values of shape {list(shape)}"
+def wrong_result(train: TrainSettings, setting: str, result: object, expected: str) -> UserError:
+    """Return the error for a function that returns `result`."""
+    name, shape = train.functions[setting], getattr(result, "shape", None)
+    actual = type(result).__name__ if shape is None else f"values of shape {list(shape)}"
     return UserError(
-        f"The function {name} returns {given} instead of {wanted}.",
+        f"The function {name} returns {actual} instead of {expected}.",
         setting=setting,
         value=name,
         allowed=str(hooks.hook_of(setting, train.engine)),
@@ -117,12 +117,14 @@ def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str)
     )
 
 
-def _has_shape(found: Any, wanted: tuple[int, ...]) -> bool:
+def _has_shape(tensor: Any, expected: tuple[int, ...]) -> bool:
     """Return whether a tensor has this shape; TensorFlow may not know dimensions in a graph."""
     try:
-        shape = tuple(found.shape)
+        shape = tuple(tensor.shape)
     except AttributeError:
         return False
     except ValueError:  # a tensor of unknown rank
         return True
-    return len(shape) == len(wanted) and all(one in (None, other) for one, other in zip(shape, wanted, strict=True))
+    return len(shape) == len(expected) and all(
+        size in (None, expected_size) for size, expected_size in zip(shape, expected, strict=True)
+    )

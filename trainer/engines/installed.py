@@ -86,9 +86,9 @@ def missing_extra(error: ImportError) -> UserError | None:
 
 
 def _not_installed(modules: list[str], extra: str) -> UserError:
-    one = len(modules) == 1
+    single = len(modules) == 1
     return UserError(
-        f"The Python package{'' if one else 's'} {', '.join(modules)} {'is' if one else 'are'} not installed.",
+        f"The Python package{'' if single else 's'} {', '.join(modules)} {'is' if single else 'are'} not installed.",
         fix=f"pip install {package(extra)}",
     )
 

@@ -61,9 +61,9 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if keras:
         if "keras" in sys.modules:
-            found = importlib.import_module("keras").backend.backend()
-            if found != row.keras_backend:
-                raise RuntimeError(f"keras is already imported on {found}; {engine} requires a new process")
+            backend = importlib.import_module("keras").backend.backend()
+            if backend != row.keras_backend:
+                raise RuntimeError(f"keras is already imported on {backend}; {engine} requires a new process")
         os.environ["KERAS_BACKEND"] = row.keras_backend
     if os.environ.get(PLUGGABLE_VARIABLE) and libtpu and libtpu.origin:
         os.environ.setdefault(_PLUGGABLE_PATH, str(Path(libtpu.origin).with_name("libtpu.so")))

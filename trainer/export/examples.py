@@ -79,16 +79,16 @@ def _predicted(
         stored = {name: values.numpy() for name, values in features.raw(raw).items()}
     names: dict[str, str] = {**manifest.signature}
     instances = [
-        {names[name]: in_json(one.kind, stored[name][index]) for name, one in manifest.all_inputs.items()}
+        {names[name]: in_json(feature.kind, stored[name][index]) for name, feature in manifest.all_inputs.items()}
         for index in range(len(records))
     ]
-    return [each.decode(errors="replace") for each in key.numpy()], instances, outputs
+    return [encoded.decode(errors="replace") for encoded in key.numpy()], instances, outputs
 
 
 def in_json(kind: str, value: Any) -> Any:
     """Return a record's value as a request has it: an image as {"b64": "…"}, a missing number as null."""
     if isinstance(value, np.ndarray):
-        return [in_json(kind, one) for one in value]
+        return [in_json(kind, element) for element in value]
     if kind == "image":
         return {"b64": base64.b64encode(value).decode()}
     if isinstance(value, bytes):

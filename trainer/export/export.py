@@ -91,7 +91,7 @@ def inputs_and_classes(manifest: Manifest) -> dict[str, object]:
     return {
         "task": manifest.task,
         "classes": manifest.classes,
-        "inputs": {name: each.model_dump(exclude_defaults=True) for name, each in manifest.inputs.items()},
+        "inputs": {name: feature.model_dump(exclude_defaults=True) for name, feature in manifest.inputs.items()},
         "target": manifest.target and manifest.target.model_dump(exclude_defaults=True),
         "target_name": manifest.settings.get("label") if manifest.target else None,
         "image_size": list(manifest.image_size),
@@ -125,8 +125,8 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
 
 def _read_record(folder: Path) -> dict[str, object] | None:
     """Return the record of the model in `folder`; None if there is none or the model is damaged."""
-    if what := integrity.damage(folder):
-        text = f"the model in {folder} is damaged ({what}); it is exported again"
+    if problem := integrity.damage(folder):
+        text = f"the model in {folder} is damaged ({problem}); it is exported again"
         logger.warning("%s", text)
         events.message(text)
         return None
@@ -170,9 +170,9 @@ def export_custom(
             _seal_custom(path, manifest, "tensorflow", digest, steps, decided)
         return digest
     if not manifest.is_image_only or manifest.task != "classification":
-        what = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
+        unsupported = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
         raise UserError(
-            f"slipway.training.export is for classifiers of images; the data set has {what}.",
+            f"slipway.training.export is for classifiers of images; the data set has {unsupported}.",
             allowed="a program that writes its model to AIP_MODEL_DIR in its own format, with evaluate.module",
             fix="save the model with its framework, such as model.save(…), and set evaluate.module",
         )

@@ -79,8 +79,8 @@ def write_custom(
     check_outputs(outputs(tf.zeros([1, *manifest.image_shape])).shape, manifest)
 
     def logits(images: tf.Tensor) -> tf.Tensor:
-        found = tf.cast(outputs(images * (255.0 * scale)), tf.float32)
-        return found if from_logits else tf.math.log(found)
+        values = tf.cast(outputs(images * (255.0 * scale)), tf.float32)
+        return values if from_logits else tf.math.log(values)
 
     threshold = decide(logits)
     write(folder, logits, variables, manifest, threshold)

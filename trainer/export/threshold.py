@@ -37,11 +37,11 @@ def choose(rule: str | float | None, data: Path, manifest: Manifest, network: Ca
         logger.warning("threshold %s: there is no validation split; the more probable class is predicted", rule)
         return None
     scores, positive = _validated(data, manifest, network)
-    found = best(rule, scores, positive)
+    probability = best(rule, scores, positive)
     events.message(
-        f"{manifest.classes[1]} is predicted from a probability of {found:.4f}: {rule} on the validation split"
+        f"{manifest.classes[1]} is predicted from a probability of {probability:.4f}: {rule} on the validation split"
     )
-    return found
+    return probability
 
 
 def best(rule: str, scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:

@@ -39,10 +39,10 @@ def write_custom(folder: Path, model: Any, manifest: Manifest, decide: Decision)
         UserError: It predicts something else than the data set's classes or target.
     """
     expected = manifest.outputs if len(manifest.classes) > 2 else 1  # one logit of two classes
-    found = model.n_trees_per_iteration_
-    if manifest.task == "multilabel" or found != expected:
+    outputs = model.n_trees_per_iteration_
+    if manifest.task == "multilabel" or outputs != expected:
         raise UserError(
-            f"The estimator has {found} outputs, but the data set has {manifest.outputs}.",
+            f"The estimator has {outputs} outputs, but the data set has {manifest.outputs}.",
             allowed="an estimator of the labels of slipway.training.data().table('train'), for classification "
             "or regression",
         )
@@ -50,7 +50,7 @@ def write_custom(folder: Path, model: Any, manifest: Manifest, decide: Decision)
     network = trees.outputs(manifest)
     threshold = decide(network)
     saved_model.write(folder, network, trees.variables, manifest, threshold)
-    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in trees.variables)).hexdigest(), threshold
+    return hashlib.sha256(b"".join(variable.numpy().tobytes() for variable in trees.variables)).hexdigest(), threshold
 
 
 class Trees:
@@ -72,14 +72,14 @@ class Trees:
         starts = np.cumsum([0, *map(len, trees)])[:-1].astype(np.int32)
         nodes = np.concatenate(trees)
         shift = np.repeat(starts, [*map(len, trees)])
-        own = np.arange(len(nodes), dtype=np.int32)
+        indices = np.arange(len(nodes), dtype=np.int32)
         leaf = nodes["is_leaf"].astype(bool)
         self.depth = int(nodes["depth"].max(initial=0))
         self._roots = tf.Variable(starts)
         self._feature = tf.Variable(nodes["feature_idx"].astype(np.int32))
         self._threshold = tf.Variable(nodes["num_threshold"].astype(np.float64))
-        self._left = tf.Variable(np.where(leaf, own, nodes["left"] + shift).astype(np.int32))
-        self._right = tf.Variable(np.where(leaf, own, nodes["right"] + shift).astype(np.int32))
+        self._left = tf.Variable(np.where(leaf, indices, nodes["left"] + shift).astype(np.int32))
+        self._right = tf.Variable(np.where(leaf, indices, nodes["right"] + shift).astype(np.int32))
         self._value = tf.Variable(nodes["value"].astype(np.float64))
         self._baseline = tf.Variable(np.ravel(model._baseline_prediction).astype(np.float64))
         self._iterations, self._outputs = len(model._predictors), model.n_trees_per_iteration_

@@ -52,8 +52,8 @@ class Spent:
     def by_activity(self) -> dict[str, float]:
         """Return the seconds since the beginning by activity, the longest first; they sum to the whole."""
         other = time.perf_counter() - self._started - sum(self._seconds.values())
-        found = {**self._seconds, OTHER: max(other, 0.0)}
-        return {name: round(found[name], 3) for name in sorted(found, key=lambda name: -found[name])}
+        seconds = {**self._seconds, OTHER: max(other, 0.0)}
+        return {name: round(seconds[name], 3) for name in sorted(seconds, key=lambda name: -seconds[name])}
 
 
 def told(
@@ -85,12 +85,12 @@ def told(
 def _slow_replica(waits: Mapping[str, float], job: JobConfig, manifest: Manifest, whole: float) -> str | None:
     """Return which replica made all others wait by waiting for its input; None if none did."""
     name = max(waits, key=waits.__getitem__, default="")
-    others = sorted(waits.values())[:-1]
-    if not others or waits[name] - others[-1] < max(_WORTH_SECONDS, _WORTH * whole):
+    shorter = sorted(waits.values())[:-1]
+    if not shorter or waits[name] - shorter[-1] < max(_WORTH_SECONDS, _WORTH * whole):
         return None
     fix = _fix(INPUT, job, manifest, whole)
     return (
-        f"all waited for {name}, which waited {waits[name]:.1f} s for input, others at most {others[-1]:.1f} s: {fix}"
+        f"all waited for {name}, which waited {waits[name]:.1f} s for input, others at most {shorter[-1]:.1f} s: {fix}"
     )
 
 
@@ -131,7 +131,7 @@ def _fix(activity: str, job: JobConfig, manifest: Manifest, whole: float) -> str
 
 def _less_validation(manifest: Manifest) -> str | None:
     """Return what makes a large validation split smaller; None if it is not, or the source has its own."""
-    split, examples = manifest.settings.get("split"), {name: one.examples for name, one in manifest.splits.items()}
+    split, examples = manifest.settings.get("split"), {name: part.examples for name, part in manifest.splits.items()}
     if not isinstance(split, dict) or examples["validation"] <= _VALIDATION * examples["train"]:
         return None
     validation = round(0.1 * (1.0 - float(split["test"])), 4)

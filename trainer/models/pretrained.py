@@ -68,13 +68,13 @@ def _backbone(name: str, image_shape: tuple[int, int, int]) -> keras.Model:
 
 def _preprocessing(name: str) -> Callable[[Any], Any]:
     """Return the function from pixels, 0 to 255, to what a backbone was trained on."""
-    found: Callable[[Any], Any] = inspect.getmodule(_function(name)).preprocess_input  # type: ignore[union-attr]
-    return found
+    function: Callable[[Any], Any] = inspect.getmodule(_function(name)).preprocess_input  # type: ignore[union-attr]
+    return function
 
 
 def _function(name: str) -> Callable[..., keras.Model]:
-    found: Callable[..., keras.Model] = getattr(keras.applications, name)
-    return found
+    function: Callable[..., keras.Model] = getattr(keras.applications, name)
+    return function
 
 
 def _check(name: str, setting: str) -> None:

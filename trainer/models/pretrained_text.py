@@ -39,10 +39,10 @@ def build(inputs: Mapping[str, Input], outputs: int, *, preset: str, dropout: fl
     encoder = _encoder(preset)
     name, text = _only_text(inputs, encoder, preset)
     padding, unknown, first, last = (text.vocabulary.index(entry) for entry in SPECIAL)
-    given = keras.Input(text.shape, dtype=text.dtype, name=None if "/" in name else name)
-    entries = ops.pad(ops.where(given > 1, given - text.first_position, unknown), ((0, 0), (1, 1)))
+    ids = keras.Input(text.shape, dtype=text.dtype, name=None if "/" in name else name)
+    entries = ops.pad(ops.where(ids > 1, ids - text.first_position, unknown), ((0, 0), (1, 1)))
     position = ops.cumsum(ops.ones_like(entries), axis=1) - 1
-    end = ops.sum(ops.cast(given > 0, "int32"), axis=1, keepdims=True) + 1
+    end = ops.sum(ops.cast(ids > 0, "int32"), axis=1, keepdims=True) + 1
     tokens = ops.where(position < end, ops.where(position > 0, entries, first), padding)
     tokens = ops.where(ops.equal(position, end), last, tokens)
     known = {
@@ -50,10 +50,10 @@ def build(inputs: Mapping[str, Input], outputs: int, *, preset: str, dropout: fl
         "padding_mask": ops.cast(position <= end, "int32"),
         "segment_ids": ops.zeros_like(tokens),
     }
-    found = encoder({each: known[each] for each in encoder.input})
-    sequence = found["sequence_output"] if isinstance(found, dict) else found
+    encoded = encoder({key: known[key] for key in encoder.input})
+    sequence = encoded["sequence_output"] if isinstance(encoded, dict) else encoded
     head = keras.layers.Dense(outputs, name="head")
-    return keras.Model({name: given}, head(keras.layers.Dropout(dropout)(sequence[:, 0])))
+    return keras.Model({name: ids}, head(keras.layers.Dropout(dropout)(sequence[:, 0])))
 
 
 def _encoder(preset: str) -> keras.Model:
@@ -62,7 +62,7 @@ def _encoder(preset: str) -> keras.Model:
     except ImportError as error:
         raise UserError(f"keras-hub cannot be imported: {error}", setting="model.builder", fix=INSTALL) from None
     folders = [folder / local_path(preset) for folder in (Path.cwd(), *map(Path, sys.path))]
-    folder = next((each for each in folders if (each / CONFIG).is_file()), None)
+    folder = next((candidate for candidate in folders if (candidate / CONFIG).is_file()), None)
     if folder is None:  # KerasHub would take it for the name of a preset to download
         raise _wrong(preset, f"There is no folder {preset} with {CONFIG}.", "copy the preset into the project's folder")
     try:
@@ -77,7 +77,7 @@ def _encoder(preset: str) -> keras.Model:
 
 def _only_text(inputs: Mapping[str, Input], encoder: keras.Model, preset: str) -> tuple[str, Input]:
     """Return the name and the description of the only input, which must have the encoder's vocabulary."""
-    texts = [name for name, each in inputs.items() if each.kind == "text"]
+    texts = [name for name, feature in inputs.items() if feature.kind == "text"]
     if len(inputs) > 1 or not texts:
         raise UserError(
             f"The network accepts one text; the inputs are {', '.join(inputs)}.",

@@ -82,14 +82,14 @@ class Compiler:
         job = job.model_copy(update={"plan": plan})
         self._engine.build(job, manifest)
         try:
-            found = self._compiled(job.train.batch_size)
+            answer = self._compiled(job.train.batch_size)
         except jax.errors.UnexpectedTracerError:  # the network keeps what it computed while it was built
             devices.needs_values = True
             self._engine.build(job, manifest)
-            found = self._compiled(job.train.batch_size)
-        if self.request.largest or not found.fits:
-            found.largest_batch = self._largest(job.train.batch_size, fits=found.fits)
-        if not found.fits and job.train.engine == "jax":
+            answer = self._compiled(job.train.batch_size)
+        if self.request.largest or not answer.fits:
+            answer.largest_batch = self._largest(job.train.batch_size, fits=answer.fits)
+        if not answer.fits and job.train.engine == "jax":
             sharded = {"sharding": "fsdp"} if len(devices.all) > 1 else {}
             for setting, value in {**sharded, "remat": True}.items():
                 if getattr(job.train, setting) == value:
@@ -98,8 +98,8 @@ class Compiler:
                 self._engine.build(job.model_copy(update={"train": train}), manifest)
                 other = self._compiled(job.train.batch_size)
                 if other.fits and other.peak_bytes is not None:
-                    found.savings[f"train.{setting}={str(value).lower()}"] = other.peak_bytes
-        return found
+                    answer.savings[f"train.{setting}={str(value).lower()}"] = other.peak_bytes
+        return answer
 
     def _largest(self, batch: int, *, fits: bool) -> int | None:
         """Return the largest batch that fits, of at most the whole training split."""
@@ -164,8 +164,8 @@ def is_refusal(error: Exception) -> bool:
 
 def sentence(text: str) -> str:
     """Return the compiler's sentence about the memory without its prefixes and what follows."""
-    found = re.search(r"Ran out of memory.*?(?=\.\s|\n|$)", text)
-    return found[0] if found else text.partition("\n")[0]
+    match = re.search(r"Ran out of memory.*?(?=\.\s|\n|$)", text)
+    return match[0] if match else text.partition("\n")[0]
 
 
 if __name__ == "__main__":

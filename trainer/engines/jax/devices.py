@@ -117,7 +117,7 @@ class Devices:
         for shard in array.addressable_shards:
             if shard.replica_id == 0:
                 bounds = zip(shard.index, array.shape, strict=True)
-                held[tuple(one.indices(size)[0] for one, size in bounds)] = np.array(shard.data)
+                held[tuple(axis_slice.indices(size)[0] for axis_slice, size in bounds)] = np.array(shard.data)
         return Parts.held(array.shape, held)
 
     def gathered(self, array: jax.Array) -> NDArray[Any]:

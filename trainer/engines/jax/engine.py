@@ -172,9 +172,11 @@ class JaxEngine:
                 self._variables, metrics = self._feed.run(self._variables, step + start, some)
                 results.append((metrics, len(some)))
             # Converting to NumPy waits for the results.
-            parts = [np.concatenate([np.atleast_2d(each) for each in metrics])[:count] for metrics, count in results]
-            found = np.concatenate(parts).astype(np.float64)
-        return StepMetrics(losses=found[:, 0], values=found[:, 1], waited=self._feed.take_waited())
+            parts = [
+                np.concatenate([np.atleast_2d(metric) for metric in metrics])[:count] for metrics, count in results
+            ]
+            by_step = np.concatenate(parts).astype(np.float64)
+        return StepMetrics(losses=by_step[:, 0], values=by_step[:, 1], waited=self._feed.take_waited())
 
     def _feed_for(self, data: TrainingData, step: int) -> Feed:
         if isinstance(data, MemoryTraining):
@@ -192,13 +194,13 @@ class JaxEngine:
         return program, (self._variables, *arguments)
 
     def evaluate(self, data: Evaluation) -> Measured:
-        trained, others, _ = self._variables
+        trained, non_trainable, _ = self._variables
         metrics = self._step.objective.metrics
         sums = np.zeros(3 + len(metrics))
         with errors_named(self._devices.cluster):
             waiting: Arrays = []
             for batch in data.batches():
-                waiting.append(self._measure(trained, others, *jax.tree.map(self._devices.split, batch)))
+                waiting.append(self._measure(trained, non_trainable, *jax.tree.map(self._devices.split, batch)))
                 if len(waiting) > 1:  # compute one batch while the next is read
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
@@ -206,11 +208,11 @@ class JaxEngine:
         return Measured.of(sums.tolist(), metrics)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        own = np.asarray(values, np.float64)
+        array = np.asarray(values, np.float64)
         if self._devices.cluster.world_size == 1:
-            return [float(value) for value in own]
+            return [float(value) for value in array]
         # Float64 is disabled on the devices: exchange the values as raw bytes.
-        parts = np.tile(own.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))
+        parts = np.tile(array.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))
         with errors_named(self._devices.cluster):
             # All-gather. A new function for each call: with one that was kept, JAX did not report the loss of another
             # process as a JaxRuntimeError.
@@ -286,7 +288,9 @@ class JaxEngine:
 
     def _layouts(self) -> Layouts:
         """Return the layout of each variable that is sharded over the devices where that is worth it."""
-        first, second, third = ([self._devices.part_layout(each.shape) for each in group] for group in self._groups())
+        first, second, third = (
+            [self._devices.part_layout(variable.shape) for variable in group] for group in self._groups()
+        )
         return first, second, third
 
     def _place(self, values: Sequence[ArrayLike | Parts]) -> None:
@@ -314,5 +318,5 @@ class JaxEngine:
         self._in_model = True
 
 
-def _index(wanted: keras.Variable, variables: Sequence[keras.Variable]) -> int:
-    return next(number for number, variable in enumerate(variables) if variable is wanted)
+def _index(target: keras.Variable, variables: Sequence[keras.Variable]) -> int:
+    return next(number for number, variable in enumerate(variables) if variable is target)

@@ -28,11 +28,11 @@ def write_custom(
 
 def as_function(model: keras.Model, manifest: Manifest) -> tuple[Outputs, list[tf.Variable]]:
     """Return a Keras model's outputs as a function in TensorFlow, and copies of the weights that it uses."""
-    trained, others = _arrays(model)
+    trained, non_trainable = _arrays(model)
     inputs, _ = specs(manifest, None, decoded=False)
 
     def outputs(trained: Any, inputs: Any) -> Any:
-        return model.stateless_call(trained, others, in_order(inputs, manifest), training=False)[0]
+        return model.stateless_call(trained, non_trainable, in_order(inputs, manifest), training=False)[0]
 
     converted = jax2tf.convert(
         outputs,
@@ -51,11 +51,11 @@ def as_function(model: keras.Model, manifest: Manifest) -> tuple[Outputs, list[t
 def on_cpu(model: keras.Model, inputs: Any) -> Any:
     """Return a Keras model's outputs, computed by JAX on the CPU, for inputs as tensors of TensorFlow."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        arrays = each(lambda one: one.numpy(), inputs)
+        arrays = each(lambda tensor: tensor.numpy(), inputs)
         return np.asarray(model.stateless_call(*_arrays(model), arrays, training=False)[0])
 
 
 def _arrays(model: keras.Model) -> tuple[list[Any], list[Any]]:
     groups = (model.trainable_variables, model.non_trainable_variables)
-    trained, others = ([np.asarray(variable.value) for variable in group] for group in groups)
-    return trained, others
+    trained, non_trainable = ([np.asarray(variable.value) for variable in group] for group in groups)
+    return trained, non_trainable

@@ -45,7 +45,7 @@ def abstract(assignment: ShardAssignment, step: Step, max_steps: int, batch: int
 
     def shape(axis: int, *before: int) -> Callable[[NDArray[Any]], jax.ShapeDtypeStruct]:
         layout = devices.layout(axis)
-        return lambda one: jax.ShapeDtypeStruct((*before, *one.shape[1:]), one.dtype, sharding=layout)
+        return lambda array: jax.ShapeDtypeStruct((*before, *array.shape[1:]), array.dtype, sharding=layout)
 
     example = blank(assignment.manifest, 1)
     if size <= MEMORY_BUDGET and fits(size, devices):

@@ -33,10 +33,10 @@ def rematerialized(function: Callable[..., Result]) -> Callable[..., Result]:
         values |= dict(zip(jaxpr.invars, jax.tree.leaves(arguments), strict=True))
         for segment in _segments(jaxpr):
             compute = jax.checkpoint(functools.partial(jax.core.eval_jaxpr, segment, ()))
-            results = compute(*[values[each] for each in segment.invars])
+            results = compute(*[values[variable] for variable in segment.invars])
             values |= dict(zip(segment.outvars, results, strict=True))
-        found = [each.val if isinstance(each, Literal) else values[each] for each in jaxpr.outvars]
-        result: Result = jax.tree.unflatten(jax.tree.structure(shapes), found)
+        leaves = [atom.val if isinstance(atom, Literal) else values[atom] for atom in jaxpr.outvars]
+        result: Result = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
         return result
 
     return call
@@ -46,20 +46,29 @@ def _segments(jaxpr: Jaxpr) -> list[Jaxpr]:
     """Divide a program into segments, each of which reads results of earlier ones."""
     last = _last_reads(jaxpr)
     ends = [*_cuts(jaxpr, last), len(jaxpr.eqns)]
-    found = []
+    segments = []
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         operations = jaxpr.eqns[start:end]
-        made = dict.fromkeys(each for operation in operations for each in operation.outvars)
-        read = {each: None for operation in operations for each in _variables(operation.invars) if each not in made}
-        results = [each for each in made if last.get(each, -1) >= end]
+        made = dict.fromkeys(variable for operation in operations for variable in operation.outvars)
+        read = {
+            variable: None
+            for operation in operations
+            for variable in _variables(operation.invars)
+            if variable not in made
+        }
+        results = [variable for variable in made if last.get(variable, -1) >= end]
         debug = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-        found.append(jaxpr.replace(constvars=[], invars=list(read), outvars=results, eqns=operations, debug_info=debug))
-    return found
+        segments.append(
+            jaxpr.replace(constvars=[], invars=list(read), outvars=results, eqns=operations, debug_info=debug)
+        )
+    return segments
 
 
 def _last_reads(jaxpr: Jaxpr) -> dict[Var, int]:
     """Return the number of the last operation that reads a variable; that of all operations for a result."""
-    reads = {each: number for number, one in enumerate(jaxpr.eqns) for each in _variables(one.invars)}
+    reads = {
+        variable: number for number, operation in enumerate(jaxpr.eqns) for variable in _variables(operation.invars)
+    }
     return reads | dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
 
 
@@ -67,12 +76,15 @@ def _cuts(jaxpr: Jaxpr, last: Mapping[Var, int]) -> list[int]:
     """Return the numbers of operations after which a segment ends, without the last one."""
     products = sum(operation.primitive.name in _PRODUCTS for operation in jaxpr.eqns)
     results = [
-        [(each.aval.size * each.aval.dtype.itemsize, last.get(each, number)) for each in operation.outvars]
+        [
+            (variable.aval.size * variable.aval.dtype.itemsize, last.get(variable, number))
+            for variable in operation.outvars
+        ]
         for number, operation in enumerate(jaxpr.eqns)
     ]
-    made = [sum(size for size, _ in each) for each in results]
+    made = [sum(size for size, _ in result) for result in results]
     return cuts(still_needed(results), made, round(math.sqrt(products)))
 
 
 def _variables(atoms: Sequence[Any]) -> list[Var]:
-    return [each for each in atoms if not isinstance(each, Literal)]
+    return [atom for atom in atoms if not isinstance(atom, Literal)]

@@ -118,9 +118,9 @@ class Step:
         """Return the compiled function (trained, others, decoded inputs, labels, weights) -> sums (Objective.sums)."""
 
         def measure(
-            trained: Arrays, others: Arrays, inputs: Tensors, labels: jax.Array, weights: jax.Array
+            trained: Arrays, non_trainable: Arrays, inputs: Tensors, labels: jax.Array, weights: jax.Array
         ) -> jax.Array:
-            outputs = self.model.stateless_call(trained, others, self._scaled(inputs), training=False)[0]
+            outputs = self.model.stateless_call(trained, non_trainable, self._scaled(inputs), training=False)[0]
             return self.objective.sums(outputs.astype(jnp.float32), labels, weights)
 
         gathering = measure if self.gathering is None else self.gathering(measure)
@@ -133,8 +133,10 @@ class Step:
             lambda array: jax.ShapeDtypeStruct((self.train.batch_size, *array.shape[1:]), array.dtype), (inputs, labels)
         )
         function = jax.jit(jax.grad(self._loss, has_aux=True))
-        trained, others = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), variables[:2])
-        costs = function.lower(trained, others, inputs, labels, jnp.float32(1.0)).cost_analysis()
+        trained, non_trainable = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), variables[:2]
+        )
+        costs = function.lower(trained, non_trainable, inputs, labels, jnp.float32(1.0)).cost_analysis()
         flops = costs.get("flops") if isinstance(costs, dict) else None
         return float(flops) if flops and flops > 0 else None
 
@@ -226,27 +228,29 @@ class Step:
 
         `inputs` and `labels` are the batch in micro-batches, [accumulation, batch / accumulation, …].
         """
-        trained, others, kept = variables
+        trained, non_trainable, kept = variables
         scale = jnp.float32(1.0) if self.loss_scale is None else kept[self.loss_scale]
         gradient = self._gradient()
 
         def part(
             carry: tuple[Arrays, Arrays, jax.Array], batch: Batch
         ) -> tuple[tuple[Arrays, Arrays, jax.Array], None]:
-            others, sums, metrics = carry
-            gradients, (others, more) = gradient(trained, others, *batch, scale)
-            return (others, [a + b for a, b in zip(sums, gradients, strict=True)], metrics + more), None
+            carried, sums, metrics = carry
+            gradients, (carried, more) = gradient(trained, carried, *batch, scale)
+            return (carried, [a + b for a, b in zip(sums, gradients, strict=True)], metrics + more), None
 
         if self.train.accumulation == 1:
-            first = (each(lambda values: values[0], one) for one in (inputs, labels))
-            gradients, (others, metrics) = gradient(trained, others, *first, scale)
+            first = (each(lambda values: values[0], stacked) for stacked in (inputs, labels))
+            gradients, (non_trainable, metrics) = gradient(trained, non_trainable, *first, scale)
         else:
-            start = (others, [jnp.zeros_like(each) for each in trained], jnp.zeros(2, jnp.float32))
-            (others, gradients, metrics), _ = jax.lax.scan(part, start, (inputs, labels), unroll=not self.is_loop_fast)
+            start = (non_trainable, [jnp.zeros_like(array) for array in trained], jnp.zeros(2, jnp.float32))
+            (non_trainable, gradients, metrics), _ = jax.lax.scan(
+                part, start, (inputs, labels), unroll=not self.is_loop_fast
+            )
         kept = list(kept)
         kept[self.rate] = rate.astype(kept[self.rate].dtype)
         trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
-        return (list(trained), list(others), list(kept)), metrics
+        return (list(trained), list(non_trainable), list(kept)), metrics
 
     def _gradient(self) -> Callable[..., tuple[Arrays, tuple[Arrays, jax.Array]]]:
         """Return the gradient of `_loss`, sharded as the variables are."""
@@ -267,10 +271,10 @@ class Step:
         """
 
         def of_part(*arguments: Any) -> tuple[Arrays, tuple[Arrays, jax.Array]]:
-            gradients, (others, metrics) = gradient(*arguments)
+            gradients, (non_trainable, metrics) = gradient(*arguments)
             vector, divided = ravel_pytree((gradients, metrics))
             gradients, metrics = divided(jax.lax.psum(vector, AXIS))
-            return gradients, (others, metrics)
+            return gradients, (non_trainable, metrics)
 
         whole, part = PartitionSpec(), PartitionSpec(AXIS)
         arguments = (whole, whole, part, part, whole)
@@ -278,21 +282,21 @@ class Step:
         return jax.shard_map(of_part, mesh=self.devices.mesh, in_specs=arguments, out_specs=whole, check_vma=False)
 
     def _loss(
-        self, trained: Arrays, others: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
+        self, trained: Arrays, non_trainable: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
     ) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, metrics)."""
-        outputs, others, extra = self.model.stateless_call(
-            trained, others, in_order(inputs, self.manifest), training=True, return_losses=True
+        outputs, non_trainable, extra = self.model.stateless_call(
+            trained, non_trainable, in_order(inputs, self.manifest), training=True, return_losses=True
         )
         outputs = outputs.astype(jnp.float32)
         losses, metrics = self.objective.training(outputs, labels)
         parts = self.train.accumulation * (len(self.devices.all) if self.sums_together else 1)
         loss = jnp.sum(losses) / self.train.batch_size + sum(extra) / parts
-        return loss * scale, (others, jnp.stack([loss, jnp.sum(metrics) / self.train.batch_size]))
+        return loss * scale, (non_trainable, jnp.stack([loss, jnp.sum(metrics) / self.train.batch_size]))
 
     def _scaled(self, decoded: Tensors) -> Tensors:
-        def scaled(one: jax.Array) -> jax.Array:
-            return one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one
+        def scaled(array: jax.Array) -> jax.Array:
+            return array.astype(jnp.float32) * np.float32(1.0 / 255.0) if array.dtype == jnp.uint8 else array
 
         return in_order(each(scaled, decoded), self.manifest)
 
@@ -312,7 +316,7 @@ def _looks_at_one_example(layer: keras.Layer) -> bool:
     nodes = itertools.chain.from_iterable(getattr(layer, "_nodes_by_depth", {}).values())  # of a model
     return (
         layer.activity_regularizer is None
-        and all(axis == -1 or axis > 0 for one in axes if one is not None for axis in np.ravel(one))
+        and all(axis == -1 or axis > 0 for setting in axes if setting is not None for axis in np.ravel(setting))
         and all(hasattr(node.operation, "weights") for node in nodes)  # others are functions of keras.ops
     )
 

@@ -88,9 +88,9 @@ def apply(images: Tensor, settings: AugmentSettings, uniform: Draw, integers: Dr
         uniform: Draws floats.
         integers: Draws integers.
     """
-    examples, each = images.shape[0], (images.shape[0], 1, 1, 1)
+    examples, per_image = images.shape[0], (images.shape[0], 1, 1, 1)
     if settings.flip:
-        images = ops.where(uniform(0, each, 0.0, 1.0) < 0.5, ops.flip(images, axis=2), images)
+        images = ops.where(uniform(0, per_image, 0.0, 1.0) < 0.5, ops.flip(images, axis=2), images)
     if settings.shift:
         images = _shift(images, settings.shift, integers(1, (examples, 2), 0, 2 * settings.shift + 1))
     crops = uniform(4, (examples, 3), 0.0, 1.0) if settings.crop else None
@@ -99,10 +99,10 @@ def apply(images: Tensor, settings: AugmentSettings, uniform: Draw, integers: Dr
     if crops is not None or rotations is not None:
         images = _crop_and_rotate(images, settings.crop, crops, rotations)
     if settings.brightness:
-        images = images + uniform(2, each, -settings.brightness, settings.brightness)
+        images = images + uniform(2, per_image, -settings.brightness, settings.brightness)
     if settings.contrast:
         mean = ops.mean(images, axis=(1, 2, 3), keepdims=True)
-        images = mean + (images - mean) * uniform(3, each, 1 - settings.contrast, 1 + settings.contrast)
+        images = mean + (images - mean) * uniform(3, per_image, 1 - settings.contrast, 1 + settings.contrast)
     if settings.brightness or settings.contrast:
         images = ops.clip(images, 0.0, 1.0)
     if settings.erase:
@@ -158,8 +158,8 @@ def _sampled(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
             weight = (1 - ops.abs(rows - row)) * (1 - ops.abs(columns - column))
             inside = (row >= 0) & (row <= height - 1) & (column >= 0) & (column <= width - 1)
             index = ops.clip(row, 0, height - 1) * width + ops.clip(column, 0, width - 1)
-            found = ops.take(pixels, first + ops.cast(index, "int32"), axis=0)
-            total = total + ops.where(inside, weight, 0.0)[..., None] * found
+            corner = ops.take(pixels, first + ops.cast(index, "int32"), axis=0)
+            total = total + ops.where(inside, weight, 0.0)[..., None] * corner
     return total
 
 
@@ -191,8 +191,8 @@ def mix(images: Tensor, labels: Tensor, alpha: float, uniform: Draw, integers: D
     factor = factors(drawn[:, 0], drawn[:, 1], alpha)
     distance = integers(8, (1,), 1, examples)
     partner = (ops.arange(examples, dtype=distance.dtype) + distance) % examples
-    own = factor[:, None, None, None]
-    blended = own * images + (1 - own) * ops.take(images, partner, axis=0)
+    weight = factor[:, None, None, None]
+    blended = weight * images + (1 - weight) * ops.take(images, partner, axis=0)
     return blended, {"own": labels, "partner": ops.take(labels, partner, axis=0), "factor": factor}
 
 

@@ -100,19 +100,19 @@ def check_network(model: keras.Model, settings: ModelSettings, manifest: Manifes
     _refuse_built_in_batch(model, settings, shape)
     _refuse_private_names(model, settings)
     if shape is None or list(shape) != [None, manifest.outputs]:
-        given = f"[batch, {', '.join(map(str, shape[1:]))}]" if shape is not None else f"a {type(outputs).__name__}"
-        raise wrong_head(settings, manifest, given, f"end in keras.layers.Dense({manifest.outputs})")
+        result = f"[batch, {', '.join(map(str, shape[1:]))}]" if shape is not None else f"a {type(outputs).__name__}"
+        raise wrong_head(settings, manifest, result, f"end in keras.layers.Dense({manifest.outputs})")
     last = getattr(getattr(model.layers[-1] if model.layers else None, "activation", None), "__name__", "")
     if last in TASKS[manifest.task].squashing:
-        what = "standardized values" if manifest.task == "regression" else "logits"
-        raise _wrong(settings, f"ends in a {last}; it must return {what}", "remove the last layer's activation")
+        expected = "standardized values" if manifest.task == "regression" else "logits"
+        raise _wrong(settings, f"ends in a {last}; it must return {expected}", "remove the last layer's activation")
     return model
 
 
 def _symbolic(manifest: Manifest) -> keras.KerasTensor | dict[str, keras.KerasTensor]:
     if manifest.is_image_only:
         return keras.Input(manifest.image_shape)
-    return {name: keras.Input(each.shape, dtype=each.dtype) for name, each in manifest.all_inputs.items()}
+    return {name: keras.Input(feature.shape, dtype=feature.dtype) for name, feature in manifest.all_inputs.items()}
 
 
 def refused_inputs(
@@ -120,13 +120,13 @@ def refused_inputs(
 ) -> UserError:
     """Return the error for a network that fails on the inputs; `allowed` and `fix` are for one image without a name."""
     if manifest.is_image_only:
-        what = f"images of {' x '.join(map(str, manifest.image_shape))}"
+        inputs = f"images of {' x '.join(map(str, manifest.image_shape))}"
     else:
-        of = {name: ", ".join(["batch", *map(str, each.shape)]) for name, each in manifest.all_inputs.items()}
-        what = "the inputs " + ", ".join(f"{name} [{shape}]" for name, shape in of.items())
+        of = {name: ", ".join(["batch", *map(str, feature.shape)]) for name, feature in manifest.all_inputs.items()}
+        inputs = "the inputs " + ", ".join(f"{name} [{shape}]" for name, shape in of.items())
         allowed, fix = "a network of a dict with these inputs", named_fix
     return UserError(
-        f"The network of {settings.builder} cannot process {what}: {type(error).__name__}: {error}",
+        f"The network of {settings.builder} cannot process {inputs}: {type(error).__name__}: {error}",
         setting="model.builder",
         value=settings.builder,
         allowed=allowed,
@@ -134,17 +134,20 @@ def refused_inputs(
     )
 
 
-def wrong_head(settings: ModelSettings, manifest: Manifest, given: str, fix: str) -> UserError:
-    """Return the error for a network that returns `given`, of another shape than the task needs."""
+def wrong_head(settings: ModelSettings, manifest: Manifest, result: str, fix: str) -> UserError:
+    """Return the error for a network that returns `result`, of another shape than the task needs."""
     task, outputs = TASKS[manifest.task], manifest.outputs
     of = {"classification": f"the data set has {outputs} classes", "multilabel": f"the data set has {outputs} labels"}
     why = of.get(manifest.task, "the target is a number")
-    return _wrong(settings, f"returns {given}; {why}: {manifest.task} needs {task.head}, [batch, {outputs}]", fix)
+    return _wrong(settings, f"returns {result}; {why}: {manifest.task} needs {task.head}, [batch, {outputs}]", fix)
 
 
 def _refuse_built_in_batch(model: keras.Model, settings: ModelSettings, output: keras.KerasTensor) -> None:
     """Raise UserError if the network has a fixed batch size: the devices split a batch, and the last one is smaller."""
-    shapes = [*(each.shape for each in getattr(model, "inputs", None) or []), *([output] if output is not None else [])]
+    shapes = [
+        *(tensor.shape for tensor in getattr(model, "inputs", None) or []),
+        *([output] if output is not None else []),
+    ]
     sizes = [shape[0] for shape in shapes if shape and shape[0] is not None]
     if sizes:
         raise _wrong(
@@ -195,7 +198,10 @@ def freezer(model: keras.Model) -> Callable[[Collection[str]], None]:
         if layer.trainable and weights.own_variables(layer):
             paths[id(layer)].append(path)
             layers[id(layer)] = layer
-    variables = {key: [each for each in layer._trainable_variables if each.trainable] for key, layer in layers.items()}
+    variables = {
+        key: [variable for variable in layer._trainable_variables if variable.trainable]
+        for key, layer in layers.items()
+    }
 
     def freeze_others(patterns: Collection[str]) -> None:
         for key, layer in layers.items():
@@ -232,9 +238,9 @@ def checksum(model: keras.Model) -> str:
     return digest.hexdigest()
 
 
-def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
+def _wrong(settings: ModelSettings, problem: str, fix: str) -> UserError:
     return UserError(
-        f"The network of {settings.builder} {what}.",
+        f"The network of {settings.builder} {problem}.",
         setting="model.builder",
         value=settings.builder,
         allowed="a keras.Model from the inputs to one logit per class or label, or one number, [batch, outputs]",

@@ -56,9 +56,9 @@ class Objective:
             weights: float32 [batch].
         """
         losses, metric = self.losses(outputs, labels), self.metric(outputs, labels)
-        values = [losses, metric, weights, *(each(outputs, labels) for each in self.metrics.values())]
+        values = [losses, metric, weights, *(function(outputs, labels) for function in self.metrics.values())]
         # Not a product with the weights: the user's functions may return NaN for padding.
-        return ops.stack([ops.sum(ops.where(weights > 0, each, 0.0)) for each in values])
+        return ops.stack([ops.sum(ops.where(weights > 0, value, 0.0)) for value in values])
 
 
 def objective(manifest: Manifest, classification: Objective, train: TrainSettings) -> Objective:

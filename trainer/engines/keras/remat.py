@@ -40,12 +40,12 @@ def cuts(needed: Sequence[int], made: Sequence[int], count: int) -> list[int]:
         made: How many each makes.
         count: The number of segments.
     """
-    total, found = [0, *accumulate(made)], set()
+    total, boundaries = [0, *accumulate(made)], set()
     for number in range(1, count):
         low, high = (bisect_left(total, (2 * number + side) * total[-1] / (2 * count)) for side in (-1, 1))
         if low < (high := min(high, len(needed))):
-            found.add(min(range(low, high), key=needed.__getitem__))
-    return sorted(found - {0})
+            boundaries.add(min(range(low, high), key=needed.__getitem__))
+    return sorted(boundaries - {0})
 
 
 def still_needed(results: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
@@ -106,25 +106,31 @@ class Rematerialization:
 
         def compute(*arguments: Tensor) -> list[Tensor]:
             nonlocal is_first
-            own = read | dict(zip(differentiable, arguments, strict=False))
+            computed = read | dict(zip(differentiable, arguments, strict=False))
             for key, mask in masks.items():
                 if mask is not None:
-                    own[key]._keras_mask = mask
+                    computed[key]._keras_mask = mask
             state = [*zip(segment.state, before, strict=True)]
             state += zip(trained, arguments[len(differentiable) :], strict=True)
             with keras.StatelessScope(state, collect_losses=True, initialize_variables=False) as scope:
-                self._call(function=lambda: segment.compute(own, operation_fn), training=training)
-            results = {key: own[key] for key in segment.outputs}
+                self._call(function=lambda: segment.compute(computed, operation_fn), training=training)
+            results = {key: computed[key] for key in segment.outputs}
             if is_first:
                 is_first = False
-                made.append((results, [scope.get_current_value(each) for each in segment.state], len(scope.losses)))
-            floating = [each for each in results.values() if _is_float(each)]
+                made.append(
+                    (
+                        results,
+                        [scope.get_current_value(state_variable) for state_variable in segment.state],
+                        len(scope.losses),
+                    )
+                )
+            floating = [tensor for tensor in results.values() if _is_float(tensor)]
             return [*floating, *scope.losses]
 
-        tensors = [read[key] for key in differentiable] + [ops.convert_to_tensor(each._value) for each in trained]
-        found = self._checkpoint(compute, tensors)
+        tensors = [read[key] for key in differentiable] + [ops.convert_to_tensor(weight._value) for weight in trained]
+        outputs = self._checkpoint(compute, tensors)
         results, after, losses = made.pop()
-        returned = iter(found)
+        returned = iter(outputs)
         for key, result in results.items():
             values[key] = next(returned) if _is_float(result) else result
             if (mask := getattr(result, "_keras_mask", None)) is not None:
@@ -181,7 +187,7 @@ class _Run:
                 segment.compute(values, operation_fn)
             else:
                 self.remat.run(segment, self.graph, values, operation_fn)
-        outputs = [values[id(each)] for each in self.graph.outputs]
+        outputs = [values[id(tensor)] for tensor in self.graph.outputs]
         return keras.tree.pack_sequence_as(self.graph._outputs_struct, outputs)
 
 
@@ -220,61 +226,66 @@ def _graphs(model: keras.Model) -> Iterator[keras.Model]:
 
 def _nodes(graph: keras.Model) -> list[Any]:
     """Return the calls of a functional model in their order."""
-    known, found = {id(each) for each in graph.inputs}, []
+    known, nodes = {id(tensor) for tensor in graph.inputs}, []
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
-            if node.operation and not node.is_input and all(id(each) in known for each in node.input_tensors):
-                found.append(node)
-                known |= {id(each) for each in node.outputs}
-    return found
+            if node.operation and not node.is_input and all(id(tensor) in known for tensor in node.input_tensors):
+                nodes.append(node)
+                known |= {id(tensor) for tensor in node.outputs}
+    return nodes
 
 
 def _segments(graph: keras.Model) -> list[_Segment]:
     nodes = _nodes(graph)
-    last = {id(each): number for number, node in enumerate(nodes) for each in node.input_tensors}
+    last = {id(tensor): number for number, node in enumerate(nodes) for tensor in node.input_tensors}
     last |= dict.fromkeys(map(id, graph.outputs), len(nodes))
     made = [sum(map(_size, node.outputs)) for node in nodes]
     needed = still_needed([
-        [(_size(each), last.get(id(each), number)) for each in node.outputs] for number, node in enumerate(nodes)
+        [(_size(tensor), last.get(id(tensor), number)) for tensor in node.outputs] for number, node in enumerate(nodes)
     ])  # fmt: skip
     is_nested = [isinstance(node.operation, keras.Model) and any(_graphs(node.operation)) for node in nodes]
     ends = {len(nodes)}
     for number, nested in enumerate(is_nested):
         ends |= {number, number + 1} if nested else set()
-    found, start = [], 0
+    segments, start = [], 0
     for end in sorted(ends - {0}):
         count = round(math.sqrt(sum(map(_products, nodes[start:end]))))
-        inner = [start + each for each in cuts(needed[start:end], made[start:end], count)]
+        inner = [start + cut for cut in cuts(needed[start:end], made[start:end], count)]
         for low, high in zip([start, *inner], [*inner, end], strict=True):
-            found.append(_segment(nodes, low, high, last, is_nested=is_nested[low]))
+            segments.append(_segment(nodes, low, high, last, is_nested=is_nested[low]))
         start = end
-    return found
+    return segments
 
 
 def _segment(nodes: Sequence[Any], start: int, end: int, last: dict[int, int], *, is_nested: bool) -> _Segment:
-    own = nodes[start:end]
-    made = dict.fromkeys(key for node in own for key in _ids(node))
-    read = {id(each): None for node in own for each in node.input_tensors if id(each) not in made}
+    segment_nodes = nodes[start:end]
+    made = dict.fromkeys(key for node in segment_nodes for key in _ids(node))
+    read = {id(tensor): None for node in segment_nodes for tensor in node.input_tensors if id(tensor) not in made}
     outputs = tuple(key for key in made if last.get(key, -1) >= end)
-    ends = {key: max(number, last.get(key, number)) for number, node in enumerate(own, start) for key in _ids(node)}
+    ends = {
+        key: max(number, last.get(key, number))
+        for number, node in enumerate(segment_nodes, start)
+        for key in _ids(node)
+    }
     ends |= {key: last[key] for key in read}
     used = [tuple(key for key, at in ends.items() if at == number) for number in range(start, end)]
-    layers = [layer for node in own for layer in _layers(node)]
-    state = [each for layer in layers for each in layer._non_trainable_variables]
+    layers = [layer for node in segment_nodes for layer in _layers(node)]
+    state = [variable for layer in layers for variable in layer._non_trainable_variables]
     state += [generator.state for layer in layers for generator in layer._seed_generators]
-    trained = [each for layer in layers for each in layer._trainable_variables]
+    trained = [variable for layer in layers for variable in layer._trainable_variables]
     return _Segment(
-        tuple(zip(own, used, strict=True)),
+        tuple(zip(segment_nodes, used, strict=True)),
         tuple(read),
         outputs,
-        tuple({id(each): each for each in trained}.values()),
-        tuple({id(each): each for each in state}.values()),
-        is_nested or not any(id(each) in outputs and _is_float(each) for node in own for each in node.outputs),
+        tuple({id(variable): variable for variable in trained}.values()),
+        tuple({id(variable): variable for variable in state}.values()),
+        is_nested
+        or not any(id(tensor) in outputs and _is_float(tensor) for node in segment_nodes for tensor in node.outputs),
     )
 
 
 def _ids(node: Any) -> list[int]:
-    return [id(each) for each in node.outputs]
+    return [id(tensor) for tensor in node.outputs]
 
 
 def _size(tensor: keras.KerasTensor) -> int:
@@ -287,7 +298,7 @@ def _layers(node: Any) -> list[keras.Layer]:
 
 def _products(node: Any) -> int:
     """Return about how many matrix products or convolutions a node has."""
-    return sum(len(each.shape) > 1 for layer in _layers(node) for each in layer._trainable_variables)
+    return sum(len(variable.shape) > 1 for layer in _layers(node) for variable in layer._trainable_variables)
 
 
 def _is_float(value: Tensor) -> bool:

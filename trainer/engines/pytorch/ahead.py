@@ -42,28 +42,28 @@ class Request(ahead.Request):
 def answer(request: Request) -> Answer:
     """Trace the step of a job, and those of other batches if the largest is wanted."""
     job, devices = request.job, request.devices
-    found = Answer(devices=devices, kind=request.product, fits=True)
+    result = Answer(devices=devices, kind=request.product, fits=True)
     if job.train.sharding == "fsdp":
-        return found.model_copy(update={"unknown": "the memory of variables in shards is not traced"})
+        return result.model_copy(update={"unknown": "the memory of variables in shards is not traced"})
     tracer = Tracer(request)
 
     def fits(batch: int) -> bool:
         return tracer.peak(batch // devices) <= GPU_MEMORY * request.memory
 
-    found.peak_bytes, found.fits = tracer.peak(job.train.batch_size // devices), fits(job.train.batch_size)
-    found.flops = tracer.flops or None
-    if request.largest or not found.fits:
+    result.peak_bytes, result.fits = tracer.peak(job.train.batch_size // devices), fits(job.train.batch_size)
+    result.flops = tracer.flops or None
+    if request.largest or not result.fits:
         unit, most = devices * job.train.accumulation, tracer.manifest.splits["train"].examples
-        found.largest_batch = largest_batch(job.train.batch_size, found.fits, unit, most, fits)
-    if not found.fits and not job.train.remat:
+        result.largest_batch = largest_batch(job.train.batch_size, result.fits, unit, most, fits)
+    if not result.fits and not job.train.remat:
         remat = job.model_copy(update={"train": job.train.model_copy(update={"remat": True})})
         with contextlib.suppress(UserError):  # the network has no segments
             peak = Tracer(request.model_copy(update={"job": remat})).peak(job.train.batch_size // devices)
             if peak <= GPU_MEMORY * request.memory:
-                found.savings["train.remat=true"] = peak
+                result.savings["train.remat=true"] = peak
     rate = peak_flops(request.product, tracer.precision)
-    found.seconds = found.flops / rate if found.flops and rate else None
-    return found
+    result.seconds = result.flops / rate if result.flops and rate else None
+    return result
 
 
 class Tracer:
@@ -160,7 +160,7 @@ class Tracer:
         from slipway.trainer.engines.pytorch.tensors import tensors
 
         inputs, labels = (tensors(part) for part in blank(self.manifest, 1))
-        inputs = each(lambda one: torch.empty((size, *one.shape[1:]), dtype=one.dtype), inputs)
+        inputs = each(lambda tensor: torch.empty((size, *tensor.shape[1:]), dtype=tensor.dtype), inputs)
         kind = torch.int64 if labels.dtype == torch.int32 else labels.dtype
         return inputs, torch.empty((size, *labels.shape[1:]), dtype=kind)
 
@@ -186,7 +186,7 @@ class Tracer:
         network.seed_generators = list  # type: ignore[method-assign]
         for module in network.modules():
             for held in (module._parameters, module._buffers):
-                held.update({name: fake(one) for name, one in held.items() if one is not None})
+                held.update({name: fake(tensor) for name, tensor in held.items() if tensor is not None})
         for variable in network.inner.variables if network.is_keras else ():
             if id(variable) not in seeds:
                 variable._value = fake(variable._value)
@@ -224,9 +224,9 @@ class Live:
         class Counting(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 made = func(*args, **(kwargs or {}))
-                for each in tree_iter(made):
-                    if isinstance(each, torch.Tensor):
-                        live.add(each)
+                for tensor in tree_iter(made):
+                    if isinstance(tensor, torch.Tensor):
+                        live.add(tensor)
                 return made
 
         return Counting()

@@ -121,14 +121,14 @@ class Devices:
 
     def leave(self) -> None:
         """Leave the group after all processes have finished the last collective; gloo would abort it otherwise."""
-        others = self.cluster.world_size - 1
-        if not others:
+        other_processes = self.cluster.world_size - 1
+        if not other_processes:
             return
         with contextlib.suppress(RuntimeError):  # the chief, which hosts the store, may have left after the timeout
             self._store.add("through", 1)
-            self._wait_for("through", others + 1)
+            self._wait_for("through", other_processes + 1)
             if self.cluster.is_chief:
-                self._wait_for("left", others)
+                self._wait_for("left", other_processes)
             else:
                 self._store.add("left", 1)
         distributed.destroy_process_group()
@@ -139,16 +139,16 @@ class Devices:
             time.sleep(LEAVE_POLL_SECONDS)
 
 
-def _check_gpus(cluster: Cluster, found: int) -> None:
+def _check_gpus(cluster: Cluster, gpus: int) -> None:
     """Raise UserError if this machine has fewer GPUs than processes, each of which needs its own."""
-    if found < cluster.on_this_machine:
+    if gpus < cluster.on_this_machine:
         raise UserError(
-            f"The engine pytorch has {cluster.on_this_machine} processes on this machine, which has {found} "
-            f"GPU{'s' if found > 1 else ''}.",
+            f"The engine pytorch has {cluster.on_this_machine} processes on this machine, which has {gpus} "
+            f"GPU{'s' if gpus > 1 else ''}.",
             setting="hardware",
             value=f"{cluster.on_this_machine} processes on one machine",
             allowed="at most one process per GPU",
-            nearest=str(found),
+            nearest=str(gpus),
             fix="use fewer replicas, or train on the CPU: slipway rehearse",
         )
 

@@ -159,9 +159,9 @@ class PyTorchEngine:
                 self._step.run(*next(self._batches), step + number, rate) for number, rate in enumerate(rates.tolist())
             ])  # fmt: skip
             means = self._devices.reduced(metrics.double().cpu(), "SUM") / self._devices.cluster.world_size
-        found = means.numpy()
+        by_step = means.numpy()
         waited, self._waited = self._waited, 0.0
-        return StepMetrics(losses=found[:, 0], values=found[:, 1], waited=waited)
+        return StepMetrics(losses=by_step[:, 0], values=by_step[:, 1], waited=waited)
 
     def _batches_of(self, data: TrainingData, step: int) -> Iterator[Batch]:
         """Yield each step's decoded inputs and labels on the device, starting at `step`."""
@@ -171,19 +171,22 @@ class PyTorchEngine:
             fits = memory is None or data.decoded_bytes <= memory * DEVICE_MEMORY_FRACTION
             kept = device if fits else torch.device("cpu")
             arrays = data.arrays(whole=kept.type != "cpu")
-            inputs, labels = (each(lambda one: one.to(kept), tensors(part)) for part in arrays)
+            inputs, labels = (each(lambda tensor: tensor.to(kept), tensors(part)) for part in arrays)
             while True:
                 started = time.perf_counter()
                 order = torch.from_numpy(data.order(step, 1)[0]).to(kept)
                 self._waited += time.perf_counter() - started
-                yield each(lambda one, order=order: one[order].to(device), inputs), _classes(labels[order]).to(device)
+                yield (
+                    each(lambda tensor, order=order: tensor[order].to(device), inputs),
+                    _classes(labels[order]).to(device),
+                )
                 step += 1
         read = data.arrays_from(step)
         while True:
             started = time.perf_counter()
-            decoded, found = next(read)
+            decoded, targets = next(read)
             self._waited += time.perf_counter() - started
-            yield each(lambda one: torch.tensor(one).to(device), decoded), _labels(found).to(device)
+            yield each(lambda array: torch.tensor(array).to(device), decoded), _labels(targets).to(device)
 
     def evaluate(self, data: Evaluation) -> Measured:
         self._network.eval()
@@ -199,7 +202,7 @@ class PyTorchEngine:
         device = self._devices.device
         labels, weights = labels.to(device), weights.to(device)
         with self._step.autocast():
-            outputs = self._network(scaled(each(lambda one: one.to(device), decoded)))
+            outputs = self._network(scaled(each(lambda tensor: tensor.to(device), decoded)))
         return self._step.objective.sums(outputs, labels, weights).double().cpu()
 
     def agree(self, values: Sequence[float]) -> list[float]:
@@ -222,8 +225,8 @@ class PyTorchEngine:
                 if name == "optimizer/loss_scale":
                     optimizer.load_loss_scale(self._step.scaler, np.asarray(state[name], np.float32))
                 else:
-                    own = np.array(state[name][sharding.part(tensor, self._devices.cluster)])
-                    sharding.local(tensor).copy_(torch.from_numpy(own))
+                    local_part = np.array(state[name][sharding.part(tensor, self._devices.cluster)])
+                    sharding.local(tensor).copy_(torch.from_numpy(local_part))
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the training state by name, not copies."""
@@ -239,7 +242,7 @@ class PyTorchEngine:
 
     def _flops(self) -> float | None:
         self._network.eval()  # in training mode BatchNorm would include the zeros
-        inputs = each(lambda one: one.to(self._devices.device), tensors(blank(self._manifest, 1)[0]))
+        inputs = each(lambda tensor: tensor.to(self._devices.device), tensors(blank(self._manifest, 1)[0]))
         with FlopCounterMode(display=False) as counter:
             total = self._network(scaled(inputs)).sum()
             if total.requires_grad:

@@ -35,7 +35,7 @@ class _Served(torch.nn.Module):
     def __init__(self, network: Network, manifest: Manifest) -> None:
         super().__init__()
         self.network, self.task = network, manifest.task
-        self.numbers = [name for name, one in manifest.all_inputs.items() if one.kind == "number"]
+        self.numbers = [name for name, feature in manifest.all_inputs.items() if feature.kind == "number"]
         self.nullable = {name for name in self.numbers if manifest.inputs[name].nullable}
         for number, name in enumerate(self.numbers):
             self._keep(f"number_{number}", manifest.inputs[name])
@@ -43,20 +43,25 @@ class _Served(torch.nn.Module):
             self._keep("target", manifest.target)
             self.is_logarithmic = manifest.target.logarithmic
 
-    def _keep(self, name: str, one: Input) -> None:
-        for what, values in (("mean", one.mean), ("deviation", one.deviation)):
-            self.register_buffer(f"{name}_{what}", torch.tensor(values, dtype=torch.float32).reshape(one.stored_shape))
+    def _keep(self, name: str, feature: Input) -> None:
+        for statistic, values in (("mean", feature.mean), ("deviation", feature.deviation)):
+            self.register_buffer(
+                f"{name}_{statistic}", torch.tensor(values, dtype=torch.float32).reshape(feature.stored_shape)
+            )
 
     def forward(self, inputs: Tensors) -> torch.Tensor:
         if isinstance(inputs, dict):
-            inputs = {name: one.to(torch.int32) if one.dtype == torch.int64 else one for name, one in inputs.items()}
+            inputs = {
+                name: tensor.to(torch.int32) if tensor.dtype == torch.int64 else tensor
+                for name, tensor in inputs.items()
+            }
         for number, name in enumerate(self.numbers):
             mean, deviation = getattr(self, f"number_{number}_mean"), getattr(self, f"number_{number}_deviation")
-            found = (inputs[name] - mean) / deviation
+            standardized = (inputs[name] - mean) / deviation
             if name in self.nullable:
                 missing = torch.isnan(inputs[name])
-                found = torch.stack([torch.where(missing, 0.0, found), missing.to(torch.float32)], dim=-1)
-            inputs[name] = found
+                standardized = torch.stack([torch.where(missing, 0.0, standardized), missing.to(torch.float32)], dim=-1)
+            inputs[name] = standardized
         outputs = self.network(scaled(inputs))
         if self.task == "regression":
             predicted = outputs[:, 0] * self.target_deviation + self.target_mean
@@ -81,7 +86,7 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
     batch = torch.export.Dim("batch")
     example = tensors(blank(manifest, 2, standardized=False)[0])
     if isinstance(example, dict):
-        example = {name: one.long() if one.dtype == torch.int32 else one for name, one in example.items()}
+        example = {name: tensor.long() if tensor.dtype == torch.int32 else tensor for name, tensor in example.items()}
     shapes = {"inputs": each(lambda _one: {0: batch}, example)}
     with _without_activity_losses(network):
         program = torch.export.export(_Served(network, manifest).eval(), (example,), dynamic_shapes=shapes)
@@ -127,8 +132,8 @@ def write_custom(
 def outputs(network: Network, inputs: Any) -> NDArray[np.float32]:
     """Return the network's outputs for scaled inputs, tensors of TensorFlow."""
     with torch.no_grad():
-        found: NDArray[np.float32] = network.eval()(each(lambda one: torch.tensor(one.numpy()), inputs)).numpy()
-    return found
+        result: NDArray[np.float32] = network.eval()(each(lambda tensor: torch.tensor(tensor.numpy()), inputs)).numpy()
+    return result
 
 
 def load(folder: Path) -> Callable[[Inputs], NDArray[np.float32]]:

@@ -41,7 +41,7 @@ class Network(torch.nn.Module):
     def __init__(self, inner: torch.nn.Module, manifest: Manifest) -> None:
         super().__init__()
         self.inner = inner
-        self.images = {name for name, one in manifest.all_inputs.items() if one.kind == "image"}
+        self.images = {name for name, feature in manifest.all_inputs.items() if feature.kind == "image"}
         self.is_keras = isinstance(inner, keras.Model)
         self.frozen: set[torch.nn.Module] = set()  # by the stage; see `freezer`
 
@@ -50,7 +50,7 @@ class Network(torch.nn.Module):
         super().train(mode)
         for module in batch_norms(self.inner):
             parameters = list(module.parameters())
-            if module in self.frozen or (parameters and not any(each.requires_grad for each in parameters)):
+            if module in self.frozen or (parameters and not any(parameter.requires_grad for parameter in parameters)):
                 module.eval()
         return self
 
@@ -58,14 +58,16 @@ class Network(torch.nn.Module):
         if self.is_keras:
             return self.inner(inputs, training=self.training).float()
         if isinstance(inputs, dict):
-            first = {name: _channels_first(one) if name in self.images else one for name, one in inputs.items()}
+            first = {
+                name: _channels_first(tensor) if name in self.images else tensor for name, tensor in inputs.items()
+            }
             return self.inner(first).float()
         return self.inner(_channels_first(inputs)).float()
 
     def extra_losses(self) -> list[torch.Tensor]:
         """Return a Keras network's additional losses, such as regularization."""
         losses = self.inner.losses if self.is_keras else []
-        return [one.full_tensor() if isinstance(one, DTensor) else one for one in losses]
+        return [loss.full_tensor() if isinstance(loss, DTensor) else loss for loss in losses]
 
     def variables(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name, in order, without the state of random generators."""
@@ -99,8 +101,10 @@ class Network(torch.nn.Module):
         """Return a Keras network's random generators, in layer order."""
         if not self.is_keras:
             return []
-        found = [each for layer in self.inner._flatten_layers() for each in getattr(layer, "_seed_generators", [])]
-        return list({id(each): each for each in found}.values())
+        generators = [
+            generator for layer in self.inner._flatten_layers() for generator in getattr(layer, "_seed_generators", [])
+        ]
+        return list({id(generator): generator for generator in generators}.values())
 
 
 class Adapted(Network):
@@ -111,8 +115,8 @@ class Adapted(Network):
         self._factor, self._from_logits = factor, from_logits
 
     def forward(self, inputs: Tensors) -> torch.Tensor:
-        found = super().forward(inputs * self._factor)
-        return found if self._from_logits else found.log()
+        outputs = super().forward(inputs * self._factor)
+        return outputs if self._from_logits else outputs.log()
 
 
 def build_network(settings: ModelSettings, manifest: Manifest) -> Network:
@@ -139,12 +143,12 @@ def build_network(settings: ModelSettings, manifest: Manifest) -> Network:
             named_fix="use inputs[name].shape in the builder, and the dict of inputs by name in forward",
         ) from error
     if tuple(output.shape) != (2, manifest.outputs):
-        given = f"[batch, {', '.join(map(str, output.shape[1:]))}]"
-        raise keras_model.wrong_head(settings, manifest, given, f"end in torch.nn.Linear(…, {manifest.outputs})")
+        result = f"[batch, {', '.join(map(str, output.shape[1:]))}]"
+        raise keras_model.wrong_head(settings, manifest, result, f"end in torch.nn.Linear(…, {manifest.outputs})")
     last = type(list(model.modules())[-1]).__name__.lower().removeprefix("log")
     if last in TASKS[manifest.task].squashing:
-        what = "standardized values" if manifest.task == "regression" else "logits"
-        raise _wrong(settings, f"ends in a {last}; it must return {what}", f"remove the {last}")
+        expected = "standardized values" if manifest.task == "regression" else "logits"
+        raise _wrong(settings, f"ends in a {last}; it must return {expected}", f"remove the {last}")
     return network
 
 
@@ -175,8 +179,12 @@ def layers(model: torch.nn.Module) -> dict[str, bool]:
     """Return the path of each Keras layer or module with variables, and whether it is trainable."""
     if isinstance(model, keras.Model):
         return keras_model.layers(model)
-    own = {path: list(module.parameters(recurse=False)) for path, module in _modules(model).items()}
-    return {path: any(each.requires_grad for each in parameters) for path, parameters in own.items() if parameters}
+    by_path = {path: list(module.parameters(recurse=False)) for path, module in _modules(model).items()}
+    return {
+        path: any(parameter.requires_grad for parameter in parameters)
+        for path, parameters in by_path.items()
+        if parameters
+    }
 
 
 def freezer(network: Network) -> Callable[[Collection[str]], None]:
@@ -228,9 +236,9 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
+def _wrong(settings: ModelSettings, problem: str, fix: str) -> UserError:
     return UserError(
-        f"The network of {settings.builder} {what}.",
+        f"The network of {settings.builder} {problem}.",
         setting="model.builder",
         value=settings.builder,
         allowed="a keras.Model or a torch.nn.Module from the inputs to one logit per class or label, or one number",

@@ -42,8 +42,8 @@ def _forward(module: _BatchNorm, gather: Gather | None, inputs: torch.Tensor) ->
         )  # fmt: skip
     axes = [axis for axis in range(inputs.dim()) if axis != 1]
     values = inputs.float()
-    own, mean = torch.var_mean(values, axes, correction=0)
-    mean, variance = keras_normalization.combined(mean, own, torch.ones_like(mean), gather)
+    local_variance, mean = torch.var_mean(values, axes, correction=0)
+    mean, variance = keras_normalization.combined(mean, local_variance, torch.ones_like(mean), gather)
     if tracked:
         examples = inputs.numel() / inputs.shape[1] * distributed.get_world_size()
         momentum = _momentum(module)
@@ -68,9 +68,9 @@ def _momentum(module: _BatchNorm) -> float:
 
 
 def _gather(rank: int, processes: int, values: torch.Tensor) -> torch.Tensor:
-    own = torch.zeros(processes, *[1] * values.dim(), dtype=values.dtype, device=values.device)
-    own[rank] = 1
-    gathered: torch.Tensor = _Sum.apply(own * values)
+    one_hot = torch.zeros(processes, *[1] * values.dim(), dtype=values.dtype, device=values.device)
+    one_hot[rank] = 1
+    gathered: torch.Tensor = _Sum.apply(one_hot * values)
     return gathered
 
 

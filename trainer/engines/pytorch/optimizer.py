@@ -53,7 +53,7 @@ def _custom(train: TrainSettings, parameters: Sequence[torch.nn.Parameter]) -> t
     trial = function(list(parameters), train.learning_rate)
     if not isinstance(trial, torch.optim.Optimizer):
         raise hooks.wrong_result(train, _SETTING, trial, "a torch.optim.Optimizer")
-    if {id(each) for each in _parameters(trial)} != {id(each) for each in parameters}:
+    if {id(parameter) for parameter in _parameters(trial)} != {id(parameter) for parameter in parameters}:
         raise _refused(train, "does not have exactly the parameters that the function receives")
     before = [_numbers(group) for group in trial.param_groups]
     try:
@@ -108,16 +108,16 @@ def load_loss_scale(scaler: torch.amp.GradScaler, values: NDArray[np.float32]) -
 def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
     """Make a step with zero gradients, without changing the parameters."""
     parameters = _parameters(optimizer)
-    before = [each.detach().clone() for each in parameters]
-    for each in parameters:
-        each.grad = torch.zeros_like(each)
+    before = [tensor.detach().clone() for tensor in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     try:
         optimizer.step()
     finally:
         optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
-            for each, values in zip(parameters, before, strict=True):
-                each.copy_(values)
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.copy_(values)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -128,9 +128,9 @@ def _numbers(group: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in group.items() if isinstance(value, int | float)}
 
 
-def _refused(train: TrainSettings, what: str) -> UserError:
+def _refused(train: TrainSettings, problem: str) -> UserError:
     return UserError(
-        f"The optimizer of {train.optimizer} {what}.",
+        f"The optimizer of {train.optimizer} {problem}.",
         setting=_SETTING,
         value=train.optimizer,
         allowed="an optimizer of all parameters that keeps tensors for each of them",

@@ -56,8 +56,8 @@ def _checkpoint(function: Callable[..., list[Tensor]], tensors: list[Tensor]) ->
         return results
 
     with set_checkpoint_early_stop(False):
-        found: list[Tensor] = checkpoint(collected, *tensors, use_reentrant=False)
-    return found
+        outputs: list[Tensor] = checkpoint(collected, *tensors, use_reentrant=False)
+    return outputs
 
 
 @contextlib.contextmanager

@@ -99,11 +99,11 @@ def _units(network: Network) -> Iterator[Any]:
             owners[id(parameter)].add(id(module))
     taken: set[int] = set()
     candidates = _layers(inner) if network.is_keras else _members(inner)
-    for candidate in {id(each): each for each in candidates}.values():
+    for candidate in {id(member): member for member in candidates}.values():
         inside = _inside(candidate)
-        free = {id(each): each for module in inside for each in _own(module) if id(each) not in taken}
+        free = {id(tensor): tensor for module in inside for tensor in _own(module) if id(tensor) not in taken}
         is_apart = all(owners[key] <= {id(module) for module in inside} for key in free)
-        if is_apart and sum(each.numel() * each.element_size() for each in free.values()) >= UNIT_BYTES:
+        if is_apart and sum(tensor.numel() * tensor.element_size() for tensor in free.values()) >= UNIT_BYTES:
             taken |= set(free)
             yield candidate
 
@@ -152,8 +152,13 @@ class _Held(keras.Variable):
 
 def _hold(layers: Sequence[keras.Layer]) -> torch.nn.ParameterDict:
     """Return the parameters of these layers, from where their variables take them from now on."""
-    variables = {id(each): each for layer in layers for each in layer._trainable_variables if type(each) is not _Held}
-    holder = torch.nn.ParameterDict({str(number): each.value for number, each in enumerate(variables.values())})
+    variables = {
+        id(candidate): candidate
+        for layer in layers
+        for candidate in layer._trainable_variables
+        if type(candidate) is not _Held
+    }
+    holder = torch.nn.ParameterDict({str(number): unheld.value for number, unheld in enumerate(variables.values())})
     for number, variable in enumerate(variables.values()):
         variable._holder = holder, str(number)
         del variable._value  # the whole parameter, which would be kept beside the parts

@@ -81,7 +81,7 @@ class Step:
             chosen = slice(part * size, (part + 1) * size)
             with self._without_all_reduce() if part < parts - 1 else contextlib.nullcontext():
                 metrics += self._backward(
-                    *(each(lambda one, chosen=chosen: one[chosen], of) for of in (inputs, labels))
+                    *(each(lambda tensor, chosen=chosen: tensor[chosen], of) for of in (inputs, labels))
                 )
         self._update(rate)
         return metrics

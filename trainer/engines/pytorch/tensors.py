@@ -16,7 +16,7 @@ Tensors: TypeAlias = Any
 def scaled(decoded: Tensors) -> Tensors:
     """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
     if isinstance(decoded, dict):
-        return {name: scaled(one) for name, one in decoded.items()}
+        return {name: scaled(tensor) for name, tensor in decoded.items()}
     return decoded.to(torch.float32) * np.float32(1.0 / 255.0).item() if decoded.dtype == torch.uint8 else decoded
 
 

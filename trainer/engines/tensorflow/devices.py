@@ -91,9 +91,9 @@ def accept_only_local_connections(port: int) -> None:
 def gather(values: tf.Tensor) -> tf.Tensor:
     """Return `values` of all devices, [devices, …], in replica context; differentiable."""
     context = tf.distribute.get_replica_context()
-    own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=values.dtype)
-    own = tf.reshape(own, [-1, *[1] * len(values.shape)])
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, own * values[tf.newaxis])
+    one_hot = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=values.dtype)
+    one_hot = tf.reshape(one_hot, [-1, *[1] * len(values.shape)])
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, one_hot * values[tf.newaxis])
 
 
 def _job(task_type: str) -> str:
@@ -127,8 +127,8 @@ def maker_name(names: Sequence[str]) -> str:
 
 def capability(names: Sequence[str]) -> tuple[int, int] | None:
     """Return a GPU's compute capability, None for other devices."""
-    found = _details(names).get("compute_capability")
-    return (int(found[0]), int(found[1])) if isinstance(found, tuple) else None
+    version = _details(names).get("compute_capability")
+    return (int(version[0]), int(version[1])) if isinstance(version, tuple) else None
 
 
 def _details(names: Sequence[str]) -> dict[str, object]:

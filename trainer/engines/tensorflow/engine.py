@@ -214,7 +214,7 @@ class TensorFlowEngine:
     def load_state(self, state: State) -> None:
         variables = self._variables()
         verify_state(
-            state, {name: (tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in variables.items()}
+            state, {name: (tuple(weight.shape), tf.as_dtype(weight.dtype).name) for name, weight in variables.items()}
         )
         for name, variable in variables.items():
             variable.assign(state[name])
@@ -251,8 +251,8 @@ class TensorFlowEngine:
             keras.config.set_dtype_policy("float32")
             with tf.distribute.get_strategy().scope() if self._world_size == 1 else contextlib.nullcontext():
                 model = predict = keras_model.build_network(job.model, manifest)
-            for own, trained in zip(model.weights, self._model.weights, strict=True):
-                own.assign(trained.numpy())
+            for target, trained in zip(model.weights, self._model.weights, strict=True):
+                target.assign(trained.numpy())
         outputs = as_function(model)[0]
         decided = threshold.choose(job.train.threshold, local_path(job.data), manifest, outputs)
         saved_model.write(folder, predict, [variable.value for variable in model.variables], manifest, decided)
@@ -298,8 +298,9 @@ class TensorFlowEngine:
         """Return the sum or maximum of `values` (a vector or matrix) over all processes, of which there are several."""
         if how == "MAX":
             # Strategies can only sum, so each process writes its values into its own row.
-            own = tf.range(self._world_size)[:, tf.newaxis] == self._strategy.extended._id_in_cluster
-            rows = tf.where(own, values[tf.newaxis, :], tf.zeros_like(values)[tf.newaxis, :])  # values may be infinite
+            is_own = tf.range(self._world_size)[:, tf.newaxis] == self._strategy.extended._id_in_cluster
+            # Not a product, since values may be infinite.
+            rows = tf.where(is_own, values[tf.newaxis, :], tf.zeros_like(values)[tf.newaxis, :])
             return tf.reduce_max(self._reduce(rows, "SUM"), axis=0)
 
         def everywhere() -> tf.Tensor:

@@ -30,9 +30,9 @@ def as_function(model: keras.Model) -> tuple[Outputs, list[tf.Variable]]:
     """
     with tf.device("CPU:0"):
         trained = [tf.Variable(variable.numpy()) for variable in model.trainable_variables]
-        others = [tf.Variable(variable.numpy()) for variable in model.non_trainable_variables]
+        non_trainable = [tf.Variable(variable.numpy()) for variable in model.non_trainable_variables]
 
     def outputs(inputs: Any) -> tf.Tensor:
-        return model.stateless_call(trained, others, inputs, training=False)[0]
+        return model.stateless_call(trained, non_trainable, inputs, training=False)[0]
 
-    return outputs, [*trained, *others]
+    return outputs, [*trained, *non_trainable]

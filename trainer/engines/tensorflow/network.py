@@ -53,8 +53,8 @@ def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) 
     known = _DENSE if kind == "CPU" else _DENSE + _CONVOLUTIONAL
     layers = [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
     # Not a custom layer of the same name.
-    own = [type(layer) for layer in layers if type(layer).__module__.split(".")[0] != "keras"]
-    return devices == 1 and not own and all(type(layer).__name__ in known for layer in layers)
+    custom = [type(layer) for layer in layers if type(layer).__module__.split(".")[0] != "keras"]
+    return devices == 1 and not custom and all(type(layer).__name__ in known for layer in layers)
 
 
 def largest_batch_that_fits(gradients: Callable[[Tensors, tf.Tensor], object], manifest: Manifest, below: int) -> int:

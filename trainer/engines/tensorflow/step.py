@@ -97,7 +97,7 @@ class TrainingStep:
         if parts == 1:
             return self.part(inputs, labels)
         inputs, labels = (
-            each(lambda values: tf.reshape(values, [parts, -1, *values.shape[1:]]), one) for one in (inputs, labels)
+            each(lambda values: tf.reshape(values, [parts, -1, *values.shape[1:]]), batch) for batch in (inputs, labels)
         )
         # Sequentially, so that only one micro-batch's activations are in memory at a time.
         if self._devices > 1 and normalization.layers(self._model):
@@ -107,8 +107,12 @@ class TrainingStep:
         def add(
             number: tf.Tensor, metrics: tf.Tensor, sums: list[tf.Tensor]
         ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-            more, gradients = self.part(*(each(lambda values: values[number], one) for one in (inputs, labels)))
-            return number + 1, metrics + more, [one + other for one, other in zip(sums, gradients, strict=True)]
+            more, gradients = self.part(*(each(lambda values: values[number], batch) for batch in (inputs, labels)))
+            return (
+                number + 1,
+                metrics + more,
+                [total + gradient for total, gradient in zip(sums, gradients, strict=True)],
+            )
 
         first = (tf.constant(0), tf.zeros([2]), zeros)
         _, metrics, sums = tf.while_loop(
@@ -120,13 +124,13 @@ class TrainingStep:
         """Return the result of `gradients` without a loop, in which devices could not exchange statistics."""
 
         def part(number: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            return self.part(*(each(lambda values: values[number], one) for one in (inputs, labels)))
+            return self.part(*(each(lambda values: values[number], batch) for batch in (inputs, labels)))
 
         metrics, sums = part(0)
         for number in range(1, self._train.accumulation):
             with tf.control_dependencies(sums):
                 more, gradients = part(number)
-            metrics, sums = metrics + more, [one + other for one, other in zip(sums, gradients, strict=True)]
+            metrics, sums = metrics + more, [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
         return metrics, sums
 
     def update(self, gradients: list[tf.Tensor]) -> None:
@@ -196,5 +200,5 @@ def all_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
 
 def checkpoint(function: Callable[..., list[tf.Tensor]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Return what `function` returns for tensors, by which it is computed again for their gradients."""
-    found: list[tf.Tensor] = tf.recompute_grad(function)(*tensors)
-    return found
+    results: list[tf.Tensor] = tf.recompute_grad(function)(*tensors)
+    return results
