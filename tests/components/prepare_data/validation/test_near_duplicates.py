@@ -13,7 +13,7 @@ from PIL import Image
 from slipway.components.prepare_data.examples import SPLITS
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.validation import near_duplicates, perceptual_hash
+from slipway.components.prepare_data.validation import perceptual_hash
 from slipway.components.prepare_data.validation.near_duplicates import find_groups
 from slipway.components.prepare_data.validation.thumbnails import Thumbnails, thumbnail
 from slipway.core.errors import UserError
@@ -102,7 +102,7 @@ def test_the_report_makes_no_other_data_set(settings: Callable[..., DataSettings
 
 
 def test_nothing_is_compared_where_that_is_wanted(settings: Callable[..., DataSettings]) -> None:
-    with mock.patch.object(near_duplicates, "thumbnail", side_effect=AssertionError):
+    with mock.patch("slipway.components.prepare_data.validation.thumbnails.thumbnail", side_effect=AssertionError):
         assert not any("the same" in note for note in prepare(settings(near_duplicates="off"), 1).manifest.notes)
 
 
