@@ -34,6 +34,7 @@ from typing import Any
 
 import pytest
 
+from slipway import extensions
 from slipway.core import forking, parent_death
 from slipway.pipelines.platforms.local import forkserver
 from slipway.pipelines.platforms.local.warm import EXECUTOR, TRAINER, import_all, import_for_training
@@ -201,7 +202,8 @@ def main() -> None:
     from slipway.pipelines.cli.app import COMMANDS
 
     channel = socket.socket(fileno=int(sys.argv[1]))
-    commands = {f"slipway.pipelines.{row.source.partition(':')[0]}" for row in COMMANDS if row.source}
+    rows = (*COMMANDS, *(row for extension in extensions.installed() for row in extension.commands))
+    commands = {row.source.partition(":")[0] for row in rows if row.source}
     import_all((*forkserver.PROGRAMS, *forkserver.LATER, *sorted(commands), f"{SERVER}.app"))
     import_for_training(sys.argv[2])
     for program in PROGRAMS:
