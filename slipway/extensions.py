@@ -193,12 +193,18 @@ def _own() -> Iterator[Extension]:
 
 def _others() -> list[Extension]:
     """Return those of other packages; `importlib.metadata` takes longer to import than to see that there are none."""
-    files = (path for folder in sys.path for path in Path(folder).glob("*-info/entry_points.txt"))
-    if not any(f"[{GROUP}]" in path.read_text(encoding="utf-8", errors="replace") for path in files):
+    if not any(_declares(path) for folder in sys.path for path in Path(folder).glob("*-info/entry_points.txt")):
         return []
     from importlib.metadata import entry_points
 
     return [_loaded(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+
+
+def _declares(path: Path) -> bool:
+    try:
+        return f"[{GROUP}]" in path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # a package that this user may not read
+        return False
 
 
 def _loaded(point: EntryPoint) -> Extension:
