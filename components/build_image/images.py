@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway import extensions
 from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError, nearest
 
@@ -15,7 +16,13 @@ NAME = re.compile(r"(?:steps|trainer|serving|beam)-(?:cpu|gpu|tpu)(?:-[a-z]+)?")
 # The user of an image that runs as any user, such as the host's with `--runner docker`.
 ANY_USER = "65534:65534"
 # Slipway's code in an image, with the same paths as in a checkout or beside the installed package.
-TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer", "slipway/training.py")
+TRAINER_CODE = (
+    "slipway/__init__.py",
+    "slipway/core",
+    "slipway/extensions.py",
+    "slipway/trainer",
+    "slipway/training.py",
+)
 SERVING_CODE = (*TRAINER_CODE, "slipway/serving")
 CODE = {"steps": (*SERVING_CODE, "slipway/components"), "trainer": TRAINER_CODE, "serving": SERVING_CODE}
 REQUIREMENTS = "slipway/requirements"
@@ -79,7 +86,22 @@ def image_kind(
             allowed=ROOT_USER,
             fix=f"--set vertex.build.run_as={ROOT_USER}",
         )
-    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as})
+    code = (*CODE[role], *_rows(source)) if role == "steps" else CODE[role]
+    return ImageKind(name, code, {"REQUIREMENTS": name, "RUN_AS": run_as})
+
+
+def _rows(source: Path) -> list[str]:
+    """Return the modules of extensions outside of the steps' code, and their packages: steps find there what to use."""
+    folders = tuple(f"{path}/" for path in CODE["steps"])
+    paths = set()
+    for module in extensions.MODULES:
+        path = Path(*module.split("."))
+        paths |= {f"{path}.py", *(f"{parent}/__init__.py" for parent in path.parents if parent.name)}
+    return sorted(
+        path
+        for path in paths
+        if path not in CODE["steps"] and not path.startswith(folders) and (source / path).exists()
+    )
 
 
 def beam_kind(source: Path) -> ImageKind:

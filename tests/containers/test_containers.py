@@ -190,9 +190,10 @@ def test_trainer_and_serving_images_have_no_packages_of_the_pipeline(
     assert cloud & set(found["trainer"]["packages"]) == cloud & set(found["serving"]["packages"]) == set()
     assert cloud & set(found["steps"]["packages"]) == cloud - {"google-cloud-pipeline-components", "pip"}
     assert [name for name in found["steps"]["packages"] if name.startswith("nvidia")] == []
-    assert found["trainer"]["code"] == ["__init__.py", "core", "trainer", "training.py"]
-    assert found["steps"]["code"] == ["__init__.py", "components", "core", "serving", "trainer", "training.py"]
-    assert found["serving"]["code"] == ["__init__.py", "core", "serving", "trainer", "training.py"]
+    trainer = {"__init__.py", "core", "extensions.py", "trainer", "training.py"}
+    assert set(found["trainer"]["code"]) == trainer
+    assert set(found["steps"]["code"]) == {*trainer, "components", "pipelines", "serving"}
+    assert set(found["serving"]["code"]) == {*trainer, "serving"}
     assert {role: found[role]["user"] for role in found} == {"steps": 0, "trainer": 0, "serving": 65534}
 
 

@@ -9,6 +9,7 @@ import grimp
 import pytest
 
 from slipway import extensions
+from slipway.components.build_image.images import image_kind
 from slipway.extensions import Extension
 
 ROWS: dict[str, Extension] = {
@@ -30,6 +31,14 @@ def extension_of(module: str) -> str | None:
     return None
 
 
+def is_in(code: tuple[str, ...], module: str) -> bool:
+    """Return whether an image with these folders and files has a module."""
+    path = module.replace(".", "/")
+    return not {path, f"{path}.py", f"{path}/__init__.py"}.isdisjoint(code) or path.startswith(
+        tuple(f"{name}/" for name in code)
+    )
+
+
 def test_the_core_imports_no_extension_and_these_only_what_they_require(graph: grimp.ImportGraph) -> None:
     requires = {row.name: {row.name, *row.requires} for row in ROWS.values()}
     imports = [(module, other) for module in graph.modules for other in graph.find_modules_directly_imported_by(module)]
@@ -49,6 +58,27 @@ def test_no_module_imports_itself_by_way_of_others(graph: grimp.ImportGraph) -> 
         for module in free:
             del imports[module]
     assert not imports, imports
+
+
+@pytest.mark.parametrize("role", ["steps", "trainer", "serving"])
+def test_an_image_has_all_that_its_code_imports(role: str) -> None:
+    executed = grimp.build_graph("slipway", exclude_type_checking_imports=True, cache_dir=None)
+    code = image_kind(ROOT, role, "cpu").code
+    modules = {module for module in executed.modules if is_in(code, module)}
+    imports = [(module, other) for module in modules for other in executed.find_modules_directly_imported_by(module)]
+    assert [line for line in imports if line[1] not in modules] == []
+
+
+@pytest.mark.parametrize("field", ["objects", "backends", "preparers", "sources"])
+def test_the_image_of_the_steps_has_what_they_use_of_extensions(field: str) -> None:
+    code = image_kind(ROOT, "steps", "cpu").code
+    rows = {module: getattr(extensions.load(f"{module}:EXTENSION"), field) for module in extensions.MODULES}
+    used = {
+        module: list(value.values()) if isinstance(value, dict) else value for module, value in rows.items() if value
+    }
+    for module, references in used.items():
+        for reference in (module, *([references] if isinstance(references, str) else references)):
+            assert is_in(code, reference.partition(":")[0]), reference
 
 
 def test_extensions_do_not_require_each_other_in_circles() -> None:

@@ -19,7 +19,11 @@ FILES = {
     "components/__init__.py": "",
     "components/evaluate/report.html": "<html>\n",
     "slipway/__init__.py": "",
+    "pipelines/google/__init__.py": "",
+    "pipelines/google/command.py": "COMMAND = 1\n",
+    "pipelines/google/extension.py": "EXTENSION = 1\n",
     "slipway/core/errors.py": "ERRORS = 1\n",
+    "slipway/extensions.py": "MODULES = ()\n",
     "slipway/serving/model.py": "MODEL = 1\n",
     "slipway/steps.py": "from kfp import dsl\n",
     "slipway/training.py": "PROGRESS = 1\n",
@@ -54,7 +58,7 @@ def tree(tmp_path: Path, write: Callable[[str, str], Path]) -> Path:
     for name, text in FILES.items():
         write(name, text)
     folder = tmp_path / "tree"
-    for name in ("components", "containers", "requirements", "trainer"):
+    for name in ("components", "containers", "pipelines", "requirements", "trainer"):
         (folder / "slipway" / name).symlink_to(f"../{name}")
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")

@@ -34,11 +34,12 @@ def members(context: Context) -> dict[str, bytes]:
 
 def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
     files = set(members(context_of(tree)))
-    names = ("__init__.py", "core/errors.py", "trainer/__init__.py", "trainer/loop.py", "training.py")
+    names = ("__init__.py", "core/errors.py", "extensions.py", "trainer/__init__.py", "trainer/loop.py", "training.py")
     code = {f"code/slipway/{name}" for name in names}
     always = {"Dockerfile", "project/requirements.txt", "requirements/build-tools.txt"}
     assert files == code | always | {"requirements/trainer-cpu.txt"}
-    steps = {f"code/slipway/components/{name}" for name in ("__init__.py", "evaluate/report.html")}
+    names = ("components/__init__.py", "components/evaluate/report.html", "pipelines/google/__init__.py")
+    steps = {f"code/slipway/{name}" for name in (*names, "pipelines/google/extension.py")}
     more = steps | {"code/slipway/serving/model.py", "requirements/steps-cpu.txt"}
     assert set(members(context_of(tree, "steps"))) == files - {"requirements/trainer-cpu.txt"} | more
 

@@ -135,7 +135,7 @@ def test_without_another_image_the_model_is_served_by_slipways(
     image = wanted_images(load(path), print)["serving"]
     assert image.context.arguments["RUN_AS"] == "65534:65534"
     assert {each.split("/")[2] for each in image.context.files if each.startswith("code/slipway/")} == {
-        "__init__.py", "core", "serving", "trainer", "training.py",
+        "__init__.py", "core", "extensions.py", "serving", "trainer", "training.py",
     }  # fmt: skip
     images = ensure_images(load(path), io.StringIO(), print)
     assert images.by_role().keys() == {"steps", "trainer", "serving"}
