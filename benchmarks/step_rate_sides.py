@@ -238,7 +238,7 @@ def _watch(file: Path) -> None:
     from slipway.trainer import loop
     from slipway.trainer.data import inputs
 
-    read, train = inputs.training, loop.Loop.train
+    read, train = inputs.training, loop.Trainer.train
     watches = []
 
     def begun(*arguments: Any, **options: Any) -> Any:
@@ -250,7 +250,7 @@ def _watch(file: Path) -> None:
         file.write_text("{} {}".format(*watches[0].seconds()))
 
     inputs.training = begun  # type: ignore[assignment]
-    loop.Loop.train = ended  # type: ignore[method-assign]
+    loop.Trainer.train = ended  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -226,12 +226,13 @@ def _train(
     if job.train.export == "best":
         folder = Checkpoints(where.checkpoints / BEST_FOLDER, 2, cluster.rank, cluster.world_size)
         best = BestWeights(folder, cluster, origin)
-    trained = loop.Loop(
-        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task, watch
+    trainer = loop.Trainer(
+        job=job, task=task, cluster=cluster, engine=engine, training_data=training, validation_data=validation,
+        checkpoints=checkpoints, identity=origin, metrics=metrics, stop=stop, progress=progress, best=best, watch=watch,
     )  # fmt: skip
     began = progress.step
-    trained.train()
-    seconds = trained.spent.by_activity()
+    trainer.train()
+    seconds = trainer.spent.by_activity()
     steps = weights_step = progress.step
     best_step = progress.selection.best_step
     if best and best_step not in (0, steps):
@@ -241,7 +242,7 @@ def _train(
     if metrics:
         history = metrics.history()
         last = next((record for record in reversed(history) if record["kind"] == "train"), {})
-        sentences = spent.told(seconds, job, assignment.manifest, engine.work(), last, trained.waits)
+        sentences = spent.told(seconds, job, assignment.manifest, engine.work(), last, trainer.waits)
         file = metrics.folder / spent.FILE_NAME
         if progress.step > began or not file.exists():  # else the attempt that ran the steps has written it
             replace_file(file, json.dumps({"seconds": seconds, "text": ". ".join(sentences)}, indent=2).encode())

@@ -89,3 +89,8 @@ def whole_length(train: TrainSettings, batch_size: int, steps_per_epoch: int) ->
     """Return the steps of a run: of `train.epochs`, `steps` or `examples`, or of all stages together."""
     lengths = train.stages or (Duration(epochs=train.epochs, steps=train.steps, examples=train.examples),)
     return sum(length.in_steps(batch_size, steps_per_epoch) for length in lengths)
+
+
+def ends_epoch(plan: Plan, step: int) -> bool:
+    """Return whether an epoch ends after `step` steps; the last one may be incomplete."""
+    return step % plan.steps_per_epoch == 0 or step == plan.steps

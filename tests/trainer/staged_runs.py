@@ -29,7 +29,7 @@ STAGES = {
 def train(engine: Engine, config: JobConfig, root: Path) -> dict[int, State]:
     """Train from the newest checkpoint in `root` on; return the states before the first step and at the saved ones."""
     from slipway.trainer.data import inputs
-    from slipway.trainer.loop import Loop
+    from slipway.trainer.loop import Trainer
 
     folder = Path(config.data)
     manifest = manifests.read(folder)
@@ -39,10 +39,10 @@ def train(engine: Engine, config: JobConfig, root: Path) -> dict[int, State]:
     training = inputs.training(assignment, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed)
     checkpoints, origin = Checkpoints(root, keep=100), identity(config, manifest.fingerprint)
     progress = resume(checkpoints, clusters.read({}), engine, origin, plan.steps)
-    loop = Loop(
-        config, clusters.read({}), engine, training, None, checkpoints, origin, None, StopRequest(), progress
-    )  # fmt: skip
-    loop.train()
+    Trainer(
+        job=config, cluster=clusters.read({}), engine=engine, training_data=training, validation_data=None,
+        checkpoints=checkpoints, identity=origin, metrics=None, stop=StopRequest(), progress=progress,
+    ).train()  # fmt: skip
     for step in range(1, plan.steps + 1):
         if checkpoint := checkpoints.at(step):
             states[step] = checkpoint.state

@@ -84,7 +84,7 @@ class Run:
     """One process of a job in `root`."""
 
     def __init__(self, config: JobConfig, root: Path, engine: CountingEngine) -> None:
-        from slipway.trainer.loop import Loop
+        from slipway.trainer.loop import Trainer
         from slipway.trainer.metrics.history import Metrics
 
         self.engine: Any = engine
@@ -96,24 +96,16 @@ class Run:
         progress = resume(self.checkpoints, cluster, self.engine, origin, config.plan.steps)
         self.metrics = Metrics(root / "logs", progress.step)
         anything: Any = object()
-        self.loop = Loop(
-            config,
-            cluster,
-            self.engine,
-            anything,
-            anything,
-            self.checkpoints,
-            origin,
-            self.metrics,
-            self.stop,
-            progress,
-            self.best if config.train.export == "best" else None,
-        )
+        self.trainer = Trainer(
+            job=config, cluster=cluster, engine=self.engine, training_data=anything, validation_data=anything,
+            checkpoints=self.checkpoints, identity=origin, metrics=self.metrics, stop=self.stop, progress=progress,
+            best=self.best if config.train.export == "best" else None,
+        )  # fmt: skip
         self.progress = progress
 
     def train(self) -> list[dict[str, Any]]:
         try:
-            self.loop.train()
+            self.trainer.train()
         finally:
             self.metrics.close()
         return [json.loads(line) for line in self.metrics.path.read_text().splitlines()]
@@ -296,7 +288,7 @@ def test_asked_to_stop_it_leaves_only_when_the_checkpoint_is_written_and_all_agr
     engine = Watched()
     run = Run(make_job(Path("x"), steps=230, steps_per_epoch=100), tmp_path, engine)
     run.stop.requested = True
-    engine.weight = run.loop._progress.step = 5
+    engine.weight = run.progress.step = 5
     with pytest.raises(Stopped):
         run.train()
     assert order[-1] == "agree on 1 with [5]"
@@ -385,7 +377,7 @@ def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
     run = Run(config, tmp_path, engine)
 
     def ten_seconds() -> None:
-        run.loop._saver.wait()  # the thread's clock is this one, too
+        run.trainer.saving.wait()  # the thread's clock is this one, too
         now[0] += 10.0
 
     engine.on_call = ten_seconds

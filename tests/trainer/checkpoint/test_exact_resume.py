@@ -86,14 +86,18 @@ class ChainEngine:
 
 def try_to_train(config: JobConfig, root: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
     """Run one process of a run in `root`; return its history without times and rates."""
-    from slipway.trainer.loop import Loop
+    from slipway.trainer.loop import Trainer
     from slipway.trainer.metrics.history import Metrics
 
     cluster, origin = clusters.read({}), identity(config, "fingerprint")
     checkpoints = Checkpoints(root / "checkpoints", config.train.checkpoint.keep)
     progress = resume(checkpoints, cluster, engine, origin, config.plan.steps)
     metrics = Metrics(root / "logs", progress.step)
-    Loop(config, cluster, engine, *data, checkpoints, origin, metrics, StopRequest(), progress).train()
+    training, validation = data
+    Trainer(
+        job=config, cluster=cluster, engine=engine, training_data=training, validation_data=validation,
+        checkpoints=checkpoints, identity=origin, metrics=metrics, stop=StopRequest(), progress=progress,
+    ).train()  # fmt: skip
     metrics.close()
     lines = [json.loads(line) for line in metrics.path.read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in CLOCK} for line in lines]

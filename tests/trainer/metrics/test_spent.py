@@ -70,9 +70,11 @@ def test_the_planted_cause_is_named_with_its_setting(
     tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, data_sets: Any,
 ) -> None:  # fmt: skip
     from slipway.trainer import loop
+    from slipway.trainer.checkpoint import saving
+    from slipway.trainer.metrics import report
 
     clock = Clock()
-    for module in (loop, spent):
+    for module in (loop, report, saving, spent):
         monkeypatch.setattr(module, "time", clock)
     every_seconds = checkpoint if isinstance(checkpoint, float) else None
     checkpoint = checkpoint if isinstance(checkpoint, int) else None
@@ -87,7 +89,7 @@ def test_the_planted_cause_is_named_with_its_setting(
     began = clock.now
     run.train()
     manifest = data_sets.write(tmp_path / "data", train=[1], written_size=(20, 20) if resize else None)
-    seconds = run.loop.spent.by_activity()
+    seconds = run.trainer.spent.by_activity()
     whole = clock.now - began
     assert sum(seconds.values()) == pytest.approx(whole)
     first, *others = spent.told(seconds, config, manifest, Work("CPU", 1, "float32", lambda: None), {}, {})
