@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
 from typer.core import TyperArgument
+from typer.models import ArgumentInfo
 
 from slipway import extensions
 from slipway.core.network import share_settings
@@ -44,6 +45,7 @@ class LazyCommand(click.Command):
         else:
             parent.command(self.name, epilog=_epilog(self.examples))(source)
         [command] = typer.main.get_group(parent).commands.values()
+        _restore_help(command)
         if isinstance(command, click.Group):
             command.commands.update(self.members)
         return command
@@ -82,6 +84,20 @@ class LazyCommands(Commands):
             names = [name] if name in self.paths else get_close_matches(name, self.paths, n=1)
             vars(error)["possibilities"] = [self.paths[near] for near in names]  # declared final
             raise
+
+
+def _restore_help(command: click.Command) -> None:
+    """Set the help of a command's arguments, or of those of a group's commands, from their annotations.
+
+    Typer sets it before it calls click's constructor, which resets it since click 8.5: no argument would have a help.
+    Seen with typer 0.21.2 and click 8.5.1; https://github.com/huggingface/huggingface_hub/pull/4759 describes it.
+    """
+    for member in command.commands.values() if isinstance(command, click.Group) else ():
+        _restore_help(member)
+    arguments = [parameter for parameter in command.params if isinstance(parameter, TyperArgument)]
+    hints = get_type_hints(command.callback, include_extras=True) if arguments else {}
+    for argument in arguments:
+        argument.help = next(info.help for info in hints[argument.name].__metadata__ if isinstance(info, ArgumentInfo))
 
 
 def _epilog(examples: tuple[str, ...]) -> str | None:
@@ -200,18 +216,6 @@ EXAMPLES = (
 )
 
 
-def _keep_help_of_arguments() -> None:
-    """Keep the help of arguments, which click 8.5 resets after this version of typer has set it."""
-    make = TyperArgument.__init__
-
-    def make_and_keep(self: TyperArgument, *, help: str | None = None, **fields: Any) -> None:
-        make(self, help=help, **fields)
-        self.help = help
-
-    TyperArgument.__init__ = make_and_keep  # type: ignore[method-assign]
-
-
-_keep_help_of_arguments()
 app = typer.Typer(
     name="slipway",
     cls=LazyCommands,
