@@ -46,20 +46,33 @@ class _OsExit(BaseException):
     """A call of os._exit; the argument is its status."""
 
 
+class _Caller(threading.local):
+    """Whether the thread runs user code: then, the process; forks that user code starts are others."""
+
+    pid: int | None = None
+
+
+_caller = _Caller()
+_exit = os._exit
+
+
+def _raise_or_exit(status: int) -> NoReturn:
+    if _caller.pid == os.getpid():
+        raise _OsExit(status)
+    _exit(status)
+
+
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
     """Run user code; if it tries to end this process, raise `EndedProcess` instead.
 
-    os._exit raises only in this thread; in other threads and forked processes it works as usual.
+    os._exit raises only in this thread; in other threads and forked processes it works as usual. Python itself does not
+    report a call of it, by an audit event or otherwise: a step would end without a result or a reason, after os._exit(0)
+    as if it had succeeded. A process for user code is no alternative, because networks cannot be sent to another one.
+    Seen with Python 3.11.
     """
-    leave, caller = os._exit, (os.getpid(), threading.get_ident())
-
-    def raise_instead(status: int) -> NoReturn:
-        if os._exit is not raise_instead or (os.getpid(), threading.get_ident()) != caller:
-            leave(status)
-        raise _OsExit(status)
-
-    os._exit = raise_instead
+    os._exit = _raise_or_exit
+    before, _caller.pid = _caller.pid, os.getpid()
     try:
         yield
     except (SystemExit, KeyboardInterrupt, _OsExit) as error:
@@ -67,7 +80,9 @@ def user_code() -> Iterator[None]:
             raise
         raise EndedProcess(f"os._exit({error})" if isinstance(error, _OsExit) else _named(error)) from error
     finally:
-        os._exit = leave
+        _caller.pid = before
+        if before is None:
+            os._exit = _exit
 
 
 def what_happened(error: Exception) -> str:
