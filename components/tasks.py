@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 # A container image, or a function that receives the component and returns the one to run instead.
 Place: TypeAlias = "str | Callable[[BaseComponent], Callable[..., PipelineTask]]"
 
-# kfp.local does not quote the interpreter's path in its shell script: with a space in it, no step would start.
+# kfp.local does not quote the interpreter's path in its shell script: with a space in it, no step would start, and
+# nothing else decides how a user's pipeline starts its steps there. Seen with kfp 2.17.0; no upstream issue is known.
 _replace_interpreter = subprocess_task_handler.replace_python_executable
 subprocess_task_handler.replace_python_executable = lambda command, python: _replace_interpreter(
     command, shlex.quote(python)
@@ -50,7 +51,11 @@ subprocess_task_handler.replace_python_executable = lambda command, python: _rep
 
 
 def _iteration(loop: PipelineTaskSpec, item: object, _name: str) -> PipelineTaskSpec:
-    """Return the task of one of a loop's iterations; kfp.local's own has the item in place of tasks' outputs, too."""
+    """Return the task of one of a loop's iterations, in which the outputs of tasks outside of the loop are inputs, too.
+
+    Kfp.local's function has the loop's item in their place: a step in a user's loop would train on it as its data set.
+    Seen with kfp 2.17.0; no upstream issue is known.
+    """
     task = PipelineTaskSpec()
     task.CopyFrom(loop)
     constant = task.inputs.parameters[loop.parameter_iterator.item_input].runtime_value.constant

@@ -1,6 +1,8 @@
 """The server's connections: limits of each and of all, which pages may use them, and what happens to them at SIGTERM.
 
-Uvicorn bounds neither the size of a request's header nor the time until a request is complete.
+Uvicorn bounds neither the size of a request's header nor the time until a request is complete, and has no setting for
+either: https://github.com/Kludex/uvicorn/issues/157 was closed without them. Its option `http` accepts a class, which
+has to derive from uvicorn's internal one unless it parses HTTP itself. Seen with uvicorn 0.54.0.
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ def run_container(
 ) -> int:
     """Run a container, copy its output to stdout, and return its exit code.
 
-    Replaces kfp's function of this name, which lets the server remove a finished container and treats a missing one as
-    successful: a short step's container is often removed before its output is read. A task with the image `HOST` runs
-    as a process.
+    Replaces `run_docker_container` of kfp, which lets the server remove a finished container and treats a missing one
+    as successful: a short step's container is often removed before its output is read. A task with the image `HOST`
+    runs as a process.
     """
     if image == HOST:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -47,6 +47,8 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
             return False
         from kfp.local import docker_task_handler  # imports docker
 
+        # Kfp's function reports success for a container that it could not find any more, also if that had failed, and
+        # has no setting for it. Seen with kfp 2.17.0: https://github.com/kubeflow/pipelines/issues/13332
         docker_task_handler.run_docker_container = run_container
         runner = local.DockerRunner(**run_arguments(folder, config))
     record = folder.read()
@@ -120,6 +122,8 @@ def _warm(steps: Sequence[str], engine: str, lock: int, stopping: threading.Even
             status = None if env_vars else warm.run(full_command)
             return start(full_command, env_vars) if status is None else status
 
+        # Kfp starts tasks only by its two classes of runners, and by this function with that of processes. Seen with
+        # kfp 2.17.0; no upstream issue is known.
         subprocess_task_handler.run_local_subprocess = run
         yield
     finally:
