@@ -67,7 +67,7 @@ def user_code() -> Iterator[None]:
     """Run user code; if it tries to end this process, raise `EndedProcess` instead.
 
     os._exit raises only in this thread; in other threads and forked processes it works as usual. Python itself does not
-    report a call of it, by an audit event or otherwise: a step would end without a result or a reason, after os._exit(0)
+    report a call of it, by an audit event or otherwise: a step would end without a result or a reason, with status 0
     as if it had succeeded. A process for user code is no alternative, because networks cannot be sent to another one.
     Seen with Python 3.11.
     """
