@@ -67,7 +67,7 @@ def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answ
     from slipway.pipelines.hardware import compiled
 
     configuration = load(config, overrides, choice)
-    hardware, folder = configuration.parsed_hardware, prepared_folder(configuration)
+    hardware, folder = configuration.training_hardware, prepared_folder(configuration)
     if why := compiled.missing(hardware, configuration.train.engine):
         raise UserError(
             f"The step cannot be compiled here: {why}.",

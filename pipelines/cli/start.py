@@ -306,7 +306,7 @@ class Outcome:
 
         folder, configuration, record = ready.folder, ready.configuration, ready.record
         kind = "rehearsal" if record.rehearsal else "run"
-        self.say(f"{kind} {folder.run_id} on {configuration.parsed_hardware}, logs in {folder.logs}")
+        self.say(f"{kind} {folder.run_id} on {configuration.training_hardware}, logs in {folder.logs}")
         with RunDisplay(self.shown) as watcher:
             limit = limit if ready.platform.trains_here else math.inf  # others may wait for machines
             record = launch.run(folder, configuration, record, watcher, limit)
@@ -322,7 +322,7 @@ class Outcome:
         if record.status == "failed":
             show_failure(record)
         if record.rehearsal:
-            hardware, compiled = configuration.parsed_hardware, self._compiled(configuration, record)
+            hardware, compiled = configuration.training_hardware, self._compiled(configuration, record)
             ended = display.rehearsal_summary(record, hardware, configuration.train, compiled)
             self.shown.print(ended)
             return record
@@ -336,7 +336,7 @@ class Outcome:
         from slipway.core.paths import local_path
         from slipway.pipelines.hardware import compiled
 
-        hardware, model = configuration.parsed_hardware, configuration.model
+        hardware, model = configuration.training_hardware, configuration.model
         if model is None or compiled.missing(hardware, configuration.train.engine):
             return []
         self.say(f"compiling the step for {compiled.title(hardware)}, up to a minute")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
-from pydantic.config import JsonDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from slipway import extensions
 from slipway.components.evaluate.settings import EvaluateSettings
@@ -21,35 +30,52 @@ from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
+from slipway.pipelines.hardware import Hardware, parse
+from slipway.pipelines.hardware.grammar import KEYS, PATTERN
 from slipway.serving.settings import ServeSettings
 from slipway.trainer.checks import check_settings
 from slipway.trainer.config import ModelSettings, TrainSettings
 from slipway.trainer.settings import Settings
 
-if TYPE_CHECKING:
-    from slipway.pipelines.hardware import Hardware
-
 Section = TypeVar("Section", bound=BaseModel)
 ALWAYS = "always"
 HARDWARE_EXAMPLES = ("cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4")
-# Case and spaces do not matter; `hardware.rules` checks which choices exist.
-HARDWARE_PATTERN = r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX] *[0-9]+)\s*([*@+].*)?$"
 
 
-def _hardware_schema(schema: JsonDict) -> None:
-    """Describe the forms of `hardware` in the JSON Schema: text, a mapping with Vertex AI's names, a list of these."""
-    from slipway.pipelines.hardware.grammar import KEYS
+def _candidates(value: object) -> tuple[Hardware, ...]:
+    """Return the hardware that a configuration lists, without repetitions.
 
-    schema.pop("anyOf")
-    schema |= {
-        "type": ["string", "object", "array"],
-        "pattern": HARDWARE_PATTERN,
-        "properties": {key: {} for key in ("choice", *KEYS)},
-        "additionalProperties": False,
-        "items": {"type": ["string", "object"]},
-        "minItems": 1,
-        "examples": list(HARDWARE_EXAMPLES),
-    }
+    Raises:
+        UserError: None is listed, or Vertex AI would not accept one.
+    """
+    choices = value if isinstance(value, list | tuple) else [value]
+    if not choices:
+        raise UserError("The list of hardware is empty.", setting="hardware", value=value, fix="--hardware cpu")
+    return tuple(dict.fromkeys(map(parse, choices)))
+
+
+def _written(candidates: tuple[Hardware, ...]) -> str | list[str]:
+    """Return what a file has for the hardware: the text of one choice, or a list of several."""
+    texts = [str(hardware) for hardware in candidates]
+    return texts[0] if len(texts) == 1 else texts
+
+
+# The forms in a file: text, a mapping with Vertex AI's names, a list of these.
+_HARDWARE_SCHEMA: dict[str, Any] = {
+    "type": ["string", "object", "array"],
+    "pattern": PATTERN,
+    "properties": {key: {} for key in ("choice", *KEYS)},
+    "additionalProperties": False,
+    "items": {"type": ["string", "object"]},
+    "minItems": 1,
+    "examples": list(HARDWARE_EXAMPLES),
+}
+Candidates = Annotated[
+    tuple[InstanceOf[Hardware], ...],
+    BeforeValidator(_candidates),
+    PlainSerializer(_written),
+    WithJsonSchema(_HARDWARE_SCHEMA),
+]
 
 
 def _assembled(core: type[Section]) -> type[Section]:
@@ -77,18 +103,18 @@ class RunConfig(Settings, defer_build=True):
     """One run: its data, model, training, evaluation and registration, and the hardware that trains."""
 
     _file: Path | None = PrivateAttr(default=None)
-    _choice: str | None = PrivateAttr(default=None)
+    _chosen: Hardware | None = PrivateAttr(default=None)
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]*$",
         max_length=40,
         description="Name of the configuration; run ids and the registered model's name start with it.",
     )
-    hardware: str | tuple[str, ...] = Field(
+    hardware: Candidates = Field(
         default="cpu",
+        validate_default=True,
         description="Training hardware, such as cpu, cpu*2, gpu, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
         "Vertex AI's names. `slipway hardware` lists all choices. On Vertex AI also a list, from which a run takes the "
         "next one when there is no quota or capacity: [l4x4*2, a100x2*2+spot].",
-        json_schema_extra=_hardware_schema,
     )
     task: TaskName = Field(
         default="classification",
@@ -130,22 +156,6 @@ class RunConfig(Settings, defer_build=True):
         description="Name of a label in `vertex.labels` or `tpu.labels`: only trainings with its value count for "
         "`budget_per_month`; null: all.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _canonical_hardware(cls, values: object) -> object:
-        if not isinstance(values, Mapping):
-            return values
-        from slipway.pipelines.hardware import parse
-
-        hardware = values.get("hardware")
-        if isinstance(hardware, str | Mapping):
-            return {**values, "hardware": str(parse(hardware))}
-        if hardware in ([], ()):
-            raise UserError("The list of hardware is empty.", setting="hardware", value=hardware, fix="--hardware cpu")
-        if isinstance(hardware, list | tuple) and all(isinstance(choice, str | Mapping) for choice in hardware):
-            return {**values, "hardware": tuple(dict.fromkeys(str(parse(choice)) for choice in hardware))}
-        return values
 
     @model_validator(mode="after")
     def _one_program(self) -> RunConfig:
@@ -195,24 +205,19 @@ class RunConfig(Settings, defer_build=True):
         return self.register_.model or self.name
 
     @property
-    def parsed_hardware(self) -> Hardware:
-        """The hardware as a typed choice; of several, the chosen one, else the first."""
-        return self.hardware_choices[0] if self._choice is None else _parse(self._choice)
-
-    @property
-    def hardware_choices(self) -> tuple[Hardware, ...]:
-        """All hardware that is listed."""
-        return tuple(map(_parse, [self.hardware] if isinstance(self.hardware, str) else self.hardware))
+    def training_hardware(self) -> Hardware:
+        """The hardware that trains: of several candidates the chosen one, else the first."""
+        return self._chosen or self.hardware[0]
 
     @property
     def is_chosen(self) -> bool:
-        """Whether one of `hardware_choices` and of the regions was chosen; see `on`."""
-        return self._choice is not None
+        """Whether one of the candidates and of the regions was chosen; see `on`."""
+        return self._chosen is not None
 
     def on(self, hardware: Hardware, **sections: Settings) -> RunConfig:
-        """Return the configuration of a run on one of `hardware_choices`, with other settings in these sections."""
+        """Return the configuration of a run on one of the candidates, with other settings in these sections."""
         chosen = self.model_copy(update=sections)
-        chosen._choice = str(hardware)
+        chosen._chosen = hardware
         return chosen
 
     @property
@@ -220,10 +225,8 @@ class RunConfig(Settings, defer_build=True):
         """Number of processes that read the prepared data set during training, on the largest listed hardware."""
         from slipway.trainer.engines import table
 
-        return max(
-            table.readers(self.train.engine, choice.hosts, choice.accelerators_per_host)
-            for choice in self.hardware_choices
-        )
+        engine = self.train.engine
+        return max(table.readers(engine, choice.hosts, choice.accelerators_per_host) for choice in self.hardware)
 
     def as_yaml(self) -> str:
         """Return the resolved configuration as YAML, including defaults but those that are null."""
@@ -236,13 +239,6 @@ class RunConfig(Settings, defer_build=True):
         import hashlib
 
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
-
-
-@functools.cache
-def _parse(text: str) -> Hardware:
-    from slipway.pipelines.hardware import parse
-
-    return parse(text)
 
 
 def _remove_null_defaults(settings: BaseModel, values: dict[str, object]) -> None:

@@ -76,7 +76,7 @@ def _by_candidate(checks: Sequence[Check], context: Context) -> Iterator[tuple[l
     """
     seen: set[str] = set()
     for candidate in context.candidates():
-        hardware = str(candidate.config.parsed_hardware)
+        hardware = str(candidate.config.training_hardware)
         repeated = [c for c in checks if c.each == "candidate" or (c.each == "hardware" and hardware not in seen)]
         title = f", {context.platform.candidate_title(candidate.config)}" if seen else ""
         yield repeated if seen else list(checks), candidate, title

@@ -25,11 +25,11 @@ from slipway.trainer.stages import check_patterns
 
 def hardware_choice(context: Context) -> str:
     """The hardware is available on the run's platform."""
-    summary, listed = context.platform.check_hardware(context), len(context.config.hardware_choices)
+    summary, listed = context.platform.check_hardware(context), len(context.config.hardware)
     if listed > 1 and not context.config.is_chosen:
         raise CheckWarning(
             f"{summary}, the first of {listed} in the list: only runs on Vertex AI take the next one",
-            f"--hardware '{context.config.parsed_hardware}'",
+            f"--hardware '{context.config.training_hardware}'",
         )
     return summary
 
@@ -47,7 +47,7 @@ def cost(context: Context) -> str:
 
 def batch(context: Context) -> str:
     """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
-    hardware, train = context.config.parsed_hardware, context.config.train
+    hardware, train = context.config.training_hardware, context.config.train
     if train.program is not None:
         raise NotApplicableError("the program has its own batches")
     devices = max(1, hardware.accelerators_per_host)
@@ -57,7 +57,7 @@ def batch(context: Context) -> str:
 
 def training_engine(context: Context) -> str:
     """The engine is installed (for local runs) and supports the run's settings and hardware."""
-    train, hardware = context.config.train, context.config.parsed_hardware
+    train, hardware = context.config.train, context.config.training_hardware
     own_data = context.config.prepared is None
     # The step evaluate runs here as well, with TensorFlow if the engine's models are SavedModels.
     platform = context.platform
@@ -132,7 +132,7 @@ def _passed_on(uri: str, context: Context) -> str:
 def model_memory(context: Context) -> str:
     """The model's variables, gradients and optimizer state fit a device. Builds the model."""
     config = context.config
-    hardware = config.parsed_hardware
+    hardware = config.training_hardware
     if hardware.accelerator_row is None:
         raise NotApplicableError("the hardware has no accelerators")
     if config.model is None or config.prepared is None:
@@ -155,7 +155,7 @@ def model_memory(context: Context) -> str:
 
 def compiled_step(context: Context) -> str:
     """The training step, compiled for the accelerators, fits their memory. Takes 10 to 30 seconds."""
-    config, hardware = context.config, context.config.parsed_hardware
+    config, hardware = context.config, context.config.training_hardware
     if context.rehearsal:
         raise NotApplicableError("the rehearsal compiles it with its own data")
     if why := compiled.missing(hardware, config.train.engine):

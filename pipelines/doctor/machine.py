@@ -74,12 +74,12 @@ def cores(context: Context) -> str:
     if not context.platform.trains_here:
         raise NotApplicableError("the run is not on this machine")
     cores = available_cores()
-    replicas = context.config.parsed_hardware.hosts
+    replicas = context.config.training_hardware.hosts
     if replicas > 4 * cores:
         raise UserError(
             f"{replicas} replicas would share {cores} cores.",
             setting="hardware",
-            value=str(context.config.parsed_hardware),
+            value=str(context.config.training_hardware),
             allowed=f"up to {4 * cores} replicas on this machine",
             nearest=f"cpu*{4 * cores}",
         )
@@ -97,9 +97,9 @@ def accelerators(context: Context) -> str:
     if not gpus:
         raise NotApplicableError("no accelerator found; local runs train on the CPU")
     trains_here = context.platform.trains_here and context.runner == "process" and not context.rehearsal
-    if trains_here and not context.config.parsed_hardware.accelerators_per_replica:
+    if trains_here and not context.config.training_hardware.accelerators_per_replica:
         raise CheckWarning(
-            f"{context.config.parsed_hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu"
+            f"{context.config.training_hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu"
         )
     return gpus
 

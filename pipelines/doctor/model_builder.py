@@ -119,7 +119,7 @@ def _program(context: Context) -> str:
     if train.image is not None and in_containers:
         if train.program != train.image:
             return f"{train.program} in {train.image}"
-        if context.config.parsed_hardware.accelerators_per_replica:
+        if context.config.training_hardware.accelerators_per_replica:
             raise CheckWarning(
                 f"the accelerators are not verified: the entry point of {train.image} has to compare "
                 f"{PLANNED_VARIABLE} with what its framework sees, or may train on the CPU",

@@ -14,7 +14,7 @@ This module checks only the syntax; `rules` checks which choices exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,16 @@ LARGEST_NUMBER = 9_999_999
 LONGEST_TEXT = 1_000
 HERE = "gpu"  # a GPU of this machine, of any kind
 TOPOLOGY = r"[0-9]{1,4}(?:x[0-9]{1,4}){1,3}"
+# What a choice looks like at first sight, for editors: a name, but of CPUs and of this machine's GPUs with a size, and
+# options; in any case and with spaces.
+PATTERN = r"^\s*([cC][pP][uU]|[gG][pP][uU]|[\w -]+[xX-] *[0-9][0-9xX ]*)\s*([*@+].*)?$"
+# Spellings of a choice without options that have numbers in the wrong place, and what they mean.
+MISPLACED = (
+    (r"([0-9]{1,4})x([^*@+]+)", r"\2x\1"),  # 4xl4
+    (r"cpux([0-9]{1,4})", r"cpu*\1"),
+    (r"([^*@+]+x[0-9]{1,4})x([0-9]{1,4})", r"\1*\2"),  # l4x4x2
+    (r"([^*@+]+)-([0-9]{1,4})", r"\1x\2"),  # l4-8
+)
 Fields = dict[str, Any]  # of a request
 
 
@@ -113,6 +123,13 @@ def read_base(base: str) -> Request:
     if match := re.fullmatch(r"(tpu.*)-([0-9]+)", base) or re.fullmatch(r"(.+)x([0-9]+)", base):
         return Request(accelerator=match[1], count=_number(match[2], "accelerators"))
     return Request(accelerator=base)
+
+
+def read_misplaced(base: str) -> Iterator[Request]:
+    """Yield what a choice without options may mean that has numbers in the wrong place."""
+    for pattern, meant in MISPLACED:
+        if re.fullmatch(pattern, base):
+            yield read_text(re.sub(pattern, meant, base))
 
 
 def _tpu_type(name: str) -> Accelerator | None:

@@ -11,7 +11,16 @@ from slipway.core.values import spoken
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, Provisioning, chips_of, load
 from slipway.pipelines.hardware.choice import AVAILABLE, Hardware, choices, default_machines
-from slipway.pipelines.hardware.grammar import HERE, Refusal, Request, read_base, read_mapping, read_text, write_time
+from slipway.pipelines.hardware.grammar import (
+    HERE,
+    Refusal,
+    Request,
+    read_base,
+    read_mapping,
+    read_misplaced,
+    read_text,
+    write_time,
+)
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MAX_DISK_GB
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
@@ -25,21 +34,16 @@ LARGEST_REPLICAS = 1_000
 WEEK = 7 * 86_400
 LONGEST_WAIT = 365 * 86_400
 RESERVATION = re.compile(r"projects/[a-z0-9.:-]+/zones/[a-z0-9-]+/reservations/[a-z0-9-]+")
-# Spellings with numbers in the wrong place, and what they mean.
-MISPLACED = (
-    (r"([0-9]{1,4})x([^*@+]+)", r"\2x\1"),  # 4xl4
-    (r"cpux([0-9]{1,4})", r"cpu*\1"),
-    (r"([^*@+]+x[0-9]{1,4})x([0-9]{1,4})", r"\1*\2"),  # l4x4x2
-    (r"([^*@+]+)-([0-9]{1,4})", r"\1x\2"),  # l4-8
-)
 
 
-def parse(choice: str | Mapping[str, object]) -> Hardware:
-    """Return the hardware for `choice`: text such as ``l4x4*2``, or a mapping with Vertex's names.
+def parse(choice: object) -> Hardware:
+    """Return the hardware for `choice`: text such as ``l4x4*2``, a mapping with Vertex's names, or itself.
 
     Raises:
         UserError: Vertex AI would not accept it; contains the reason and the closest valid choice.
     """
+    if isinstance(choice, Hardware):
+        return choice
     try:
         if isinstance(choice, str):
             return resolve(read_text(choice))
@@ -112,12 +116,10 @@ def _corrected(request: Request) -> Request | None:
     if name in index:
         return replace(request, accelerator=None, machine=name)
     size = f"-{request.topology}" if request.topology else f"x{request.count}" if request.count is not None else ""
-    for pattern, meant in MISPLACED:
-        if re.fullmatch(pattern, name + size):
-            base = read_text(re.sub(pattern, meant, name + size))
-            if base.accelerator is None or load().accelerator(base.accelerator):
-                replicas = base.replicas or request.replicas
-                return replace(request, accelerator=base.accelerator, count=base.count, replicas=replicas)
+    for meant in read_misplaced(name + size):
+        if meant.accelerator is None or load().accelerator(meant.accelerator):
+            replicas = meant.replicas or request.replicas
+            return replace(request, accelerator=meant.accelerator, count=meant.count, replicas=replicas)
     requests = {text: read_base(text) for text in default_machines()}
     requests |= {other + size: replace(request, accelerator=other) for other in load().accelerator_index}
     near = nearest(name + size, requests)

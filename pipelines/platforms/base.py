@@ -78,7 +78,7 @@ class Platform(ABC):
 
     def candidate_title(self, config: RunConfig) -> str:
         """Return how one of several candidates is called."""
-        return str(config.parsed_hardware)
+        return str(config.training_hardware)
 
     def bill(self, config: RunConfig) -> Bill | None:
         """Return what the training costs at most; None if it costs nothing, or no price is known there."""

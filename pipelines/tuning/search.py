@@ -96,7 +96,7 @@ def check_same_machines(config: RunConfig, tune: SearchSettings, title: str) -> 
     batches = tune.parameters.get("train.batch_size")
     if batches is None or config.train.program is not None:
         return
-    hardware = config.parsed_hardware
+    hardware = config.training_hardware
     for value in batches.choices or batches.steps():
         train = type(config.train).model_validate({**config.train.model_dump(), "batch_size": value})
         check_even_split(train, hardware.hosts, max(1, hardware.accelerators_per_host))

@@ -58,7 +58,7 @@ def test_a_program_is_restarted_in_containers_of_its_image(
     folder, log = create(config), io.StringIO()
     for name in ("checkpoints", "model"):
         (folder.path / "train" / name).mkdir(parents=True)
-    pools = config.parsed_hardware.worker_pools()
+    pools = config.training_hardware.worker_pools()
     planned = plan_training(pools, 0, None, "s3://rows", None, in_container(config.train), "").worker_pool_specs
     [restart] = run_local_cluster(planned, folder.path / "train", restarts=RestartSettings(backoff_seconds=0), log=log)
     assert restart.replica == "workerpool1-0"

@@ -124,7 +124,13 @@ class World:
         here = self.bucket(uri.removeprefix("gs://").partition("/")[0]) / uri.removeprefix("gs://").partition("/")[2]
         config = load(self.folder / "run.yaml")
         planned = plan_training(
-            config.parsed_hardware.worker_pools(), 0, manifest.read(here), str(here), config.model, config.train, IMAGE
+            config.training_hardware.worker_pools(),
+            0,
+            manifest.read(here),
+            str(here),
+            config.model,
+            config.train,
+            IMAGE,
         )
         script["plan-training"].outputs = {"Output": planned.worker_pool_specs}
         return {"dataset": (uri, {"examples": {"train": 1, "test": 1}})}

@@ -20,7 +20,7 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
     if settings is None:
         fix = "add a section kubeflow: with these keys to the configuration"
         raise no_section("kubeflow", "host, image, and volume or pipeline_root; see docs/kubeflow.md", fix)
-    check_hardware(config.parsed_hardware, settings)
+    check_hardware(config.training_hardware, settings)
     return settings
 
 

@@ -25,7 +25,7 @@ def training(context: Context) -> str:
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
     settings, searches = settings_of(context.config), context.search is not None
-    if not uses_train_job(settings, context.config.parsed_hardware, searches=searches):
+    if not uses_train_job(settings, context.config.training_hardware, searches=searches):
         raise NotApplicableError("the step train needs no TrainJob")
     try:
         cluster = access.connect(settings)
@@ -53,7 +53,7 @@ def volume(context: Context) -> str:
     from slipway.pipelines.platforms.kubeflow import access
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
-    settings, hardware = settings_of(context.config), context.config.parsed_hardware
+    settings, hardware = settings_of(context.config), context.config.training_hardware
     searches = context.search is not None
     if settings.volume is None:
         raise NotApplicableError("kubeflow.volume is not set")
@@ -79,14 +79,14 @@ def search(context: Context) -> str:
     config, tune = context.config, context.search
     if tune is None:
         raise NotApplicableError("no search")
-    check_volume(config.parsed_hardware, settings_of(config), searches=True)
+    check_volume(config.training_hardware, settings_of(config), searches=True)
     check_same_machines(config, tune, "Kubeflow")
     return f"{tune.trials} trials, {tune.parallel} at once, of {', '.join(tune.parameters)}"
 
 
 def gpu_driver(context: Context) -> str:
     """An image that runs on GPUs looks for the driver where GKE mounts it; other clusters may mount it elsewhere."""
-    image, row = settings_of(context.config).image, context.config.parsed_hardware.accelerator_row
+    image, row = settings_of(context.config).image, context.config.training_hardware.accelerator_row
     if row is None or row.is_tpu or ImageReference.parse(image).is_googles:
         raise NotApplicableError("no custom image runs on GPUs")
     check_driver("kubeflow.image", image, "GKE")

@@ -61,7 +61,7 @@ def submit(config: RunConfig, search: SearchSettings | None = None, say: Say = p
     settings = settings_of(config)
     server = Server(settings)
     server.check()
-    check_before_run(settings, config.parsed_hardware, searches=search is not None)
+    check_before_run(settings, config.training_hardware, searches=search is not None)
     folder = create(config)
     absent = {
         "" if settings.registers else "register_model",
@@ -72,7 +72,7 @@ def submit(config: RunConfig, search: SearchSettings | None = None, say: Say = p
         run_id=folder.run_id,
         name=config.name,
         platform="kubeflow",
-        hardware=str(config.parsed_hardware),
+        hardware=str(config.training_hardware),
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in steps_on("kubeflow") if name not in absent],
         searches=search is not None,

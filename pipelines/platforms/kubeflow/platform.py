@@ -36,15 +36,15 @@ class KubeflowPlatform(RemotePlatform, WithNotification, WithSearch, WithSetup):
         from slipway.pipelines.platforms.kubeflow.checks import check_program, settings_of
 
         settings = settings_of(context.config)
-        if len(context.config.hardware_choices) > 1:
+        if len(context.config.hardware) > 1:
             raise UserError(
                 "A run on Kubeflow has one choice of hardware; Kueue chooses among flavors of it on the cluster.",
                 setting="hardware",
-                value=", ".join(map(str, context.config.hardware_choices)),
-                fix=f"--hardware '{context.config.parsed_hardware}'",
+                value=", ".join(map(str, context.config.hardware)),
+                fix=f"--hardware '{context.config.training_hardware}'",
             )
         check_program(context.config.train)
-        return f"{context.config.parsed_hardware} on {settings.host}"
+        return f"{context.config.training_hardware} on {settings.host}"
 
     def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:
         if settings.email:

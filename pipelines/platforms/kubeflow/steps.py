@@ -88,7 +88,7 @@ class KubeflowSteps(PlatformSteps):
         notified = config.section(NotifySettings)
         if notified is None:
             return []
-        about = ExitTask(notify=notified, name=config.name, hardware=str(config.parsed_hardware), where="Kubeflow")
+        about = ExitTask(notify=notified, name=config.name, hardware=str(config.training_hardware), where="Kubeflow")
         page = Server(self.settings).page(dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         task = self.add(notify, settings=about.model_dump_json(), run=run_id, page=page)
         if variable := notified.variable:
@@ -116,13 +116,13 @@ class KubeflowSteps(PlatformSteps):
         task = super().train(config, worker_pool_specs, dataset, output, access)
         if self._train_job is not None:  # its pods train, not the step
             return task
-        devices = config.parsed_hardware.accelerators_per_replica
+        devices = config.training_hardware.accelerators_per_replica
         if devices:
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)
         if devices > 1:  # their processes exchange tensors there; the container's own has 64 MiB
             shared = {"volumeName": SHARED_MEMORY, "mountPath": SHARED_MEMORY_PATH, "medium": "Memory"}
             self._pod(task)["emptyDirMounts"] = [shared]
-        if labels := node_selector(self.settings, config.parsed_hardware):
+        if labels := node_selector(self.settings, config.training_hardware):
             self._pod(task)["nodeSelector"] = {"labels": labels}
         if self.settings.tolerations:
             self._pod(task)["tolerations"] = tolerations(self.settings)

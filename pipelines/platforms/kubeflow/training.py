@@ -28,7 +28,7 @@ def train_job_settings(
     config: RunConfig, settings: KubeflowSettings, *, searches: bool = False
 ) -> TrainJobSettings | None:
     """Return what the pods of the run's TrainJob have; None if the step's pod trains."""
-    hardware = config.parsed_hardware
+    hardware = config.training_hardware
     if not uses_train_job(settings, hardware, searches=searches):
         return None
     assert settings.volume is not None  # as check_volume has checked

@@ -92,7 +92,7 @@ def new_record(
         run_id=folder.run_id,
         name=config.name,
         platform=platform,
-        hardware=str(config.parsed_hardware),
+        hardware=str(config.training_hardware),
         rehearsal=rehearsal,
         runner=runner,
         created=datetime.now(UTC),

@@ -22,7 +22,7 @@ class LocalPlatform(Platform):
     def check_hardware(self, context: Context) -> str:
         from slipway.pipelines.hardware import this_machine
 
-        hardware = context.config.parsed_hardware
+        hardware = context.config.training_hardware
         if not hardware.accelerators_per_replica or context.rehearsal:
             return str(hardware)
         return f"{hardware}: {this_machine.check(hardware)}"

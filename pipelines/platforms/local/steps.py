@@ -85,7 +85,7 @@ class LocalSteps(PlatformSteps):
         return max(config.readers, table.readers(config.train.engine, 1, devices))
 
     def trained_on(self, config: RunConfig) -> dict[str, Any]:
-        return {"virtual_devices": config.parsed_hardware.accelerators_per_replica} if self.rehearsal else {}
+        return {"virtual_devices": config.training_hardware.accelerators_per_replica} if self.rehearsal else {}
 
 
 def pipeline(

@@ -56,7 +56,7 @@ def request_of(config: RunConfig) -> TpuRequest:
         UserError: The hardware, its runtime version or the settings are not those of Cloud TPU VMs.
     """
     _check_store(config)
-    settings, hardware = settings_of(config), config.parsed_hardware
+    settings, hardware = settings_of(config), config.training_hardware
     vm = _check_hardware(hardware)
     _check_machines(hardware)
     spot = hardware.provisioning == "spot"

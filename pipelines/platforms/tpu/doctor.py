@@ -213,7 +213,7 @@ def runtime_version(context: Context) -> str:
 
 def quota(context: Context) -> str:
     """The quota of the TPU's generation is enough in one of the zones."""
-    settings, hardware = _settings(context), context.config.parsed_hardware
+    settings, hardware = _settings(context), context.config.training_hardware
     _request(context)
     row = hardware.accelerator_row
     vm = row.tpu_vm if row else None

@@ -45,7 +45,7 @@ class TpuPlatform(Platform, WithCleaning, WithImages, WithProject, WithSetup, Wi
 
         request = request_of(context.config)
         zones = ", ".join(request.settings.zones)
-        return f"{context.config.parsed_hardware} in {zones}, with {request.runtime_version}"
+        return f"{context.config.training_hardware} in {zones}, with {request.runtime_version}"
 
     def bill(self, config: RunConfig) -> Bill | None:
         from slipway.pipelines.hardware.prices import Bill
@@ -54,7 +54,7 @@ class TpuPlatform(Platform, WithCleaning, WithImages, WithProject, WithSetup, Wi
         if settings is None:
             return None
         return Bill(
-            hardware=config.parsed_hardware,
+            hardware=config.training_hardware,
             region=settings.region,
             seconds=3600 * settings.max_hours,
             tries=1 + config.train.restarts.at_most,

@@ -57,7 +57,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
         repository=ImageReference.parse(vertex.image or f"{vertex.image_repository}/image").artifact_repository,
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
-        tpu=config.parsed_hardware.is_tpu,
+        tpu=config.training_hardware.is_tpu,
         builds=vertex.image is None and vertex.build.builder == "cloud-build",
         builder=vertex.build.service_account,
         build_region=vertex.build.region,
@@ -102,7 +102,7 @@ def _buckets(place: str, run_bucket: str) -> tuple[str, ...]:
 
 def regions_settings(candidates: Sequence[RunConfig]) -> list[AccessSettings]:
     """Return what the permissions of a run depend on in each of its regions."""
-    tpu = any(config.parsed_hardware.is_tpu for config in candidates)
+    tpu = any(config.training_hardware.is_tpu for config in candidates)
     regions = {vertex_of(config).region: access_settings(config) for config in candidates}
     return [settings.model_copy(update={"tpu": tpu}) for settings in regions.values()]
 

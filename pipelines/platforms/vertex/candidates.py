@@ -31,7 +31,7 @@ def candidates(config: RunConfig) -> tuple[RunConfig, ...]:
         return (config,)
     settings = vertex_of(config)
     regions = [settings.in_region(name) for name in (settings.region, *settings.regions)]
-    configurations = [config.on(hardware, vertex=region) for hardware in config.hardware_choices for region in regions]
+    configurations = [config.on(hardware, vertex=region) for hardware in config.hardware for region in regions]
     if settings.order == "cheapest":
         configurations.sort(key=_price)
     return tuple(configurations)
@@ -39,7 +39,7 @@ def candidates(config: RunConfig) -> tuple[RunConfig, ...]:
 
 def title_of(config: RunConfig) -> str:
     """Return a candidate's hardware and region."""
-    return f"{config.parsed_hardware} in {vertex_of(config).region}"
+    return f"{config.training_hardware} in {vertex_of(config).region}"
 
 
 def batch_change(before: RunConfig, after: RunConfig) -> str | None:
@@ -106,12 +106,12 @@ def carry(run_id: str, before: RunConfig, after: RunConfig, say: Say) -> None:
 
 def _price(config: RunConfig) -> float:
     """Return a candidate's price per hour; candidates without a known one come last."""
-    price = vertex_bill(config.parsed_hardware, vertex_of(config).region).per_hour
+    price = vertex_bill(config.training_hardware, vertex_of(config).region).per_hour
     return math.inf if price is None else price
 
 
 def _devices(config: RunConfig) -> int:
-    hardware = config.parsed_hardware
+    hardware = config.training_hardware
     return hardware.hosts * max(1, hardware.accelerators_per_host)
 
 

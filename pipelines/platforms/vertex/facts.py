@@ -74,7 +74,7 @@ def serving_container(config: RunConfig, images: Images) -> JsonObject:
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
     """Return the values of a configuration that the messages and fixes of known errors contain."""
-    vertex, hardware = vertex_of(config), config.parsed_hardware
+    vertex, hardware = vertex_of(config), config.training_hardware
     option, batch = _batch(config)
     return {
         "project": vertex.project,

@@ -59,7 +59,7 @@ def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> 
     """
     settings = vertex_of(config)
     base, repository, user = settings.build.base, settings.image_repository, settings.build.run_as
-    accelerator = accelerator_of(config.parsed_hardware)
+    accelerator = accelerator_of(config.training_hardware)
     content = own_content(config, without_git=without_git)  # the same in all images
     images = {
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False, content=content)

@@ -50,7 +50,7 @@ class VertexPlatform(
         from slipway.pipelines.platforms.base import CheckWarning
         from slipway.pipelines.platforms.vertex.submission import check_hardware
 
-        summary, hardware = check_hardware(context.config), context.config.parsed_hardware
+        summary, hardware = check_hardware(context.config), context.config.training_hardware
         if hardware.doubt:
             spot = replace(hardware, provisioning="spot")
             raise CheckWarning(f"{summary}: {hardware.doubt}", f"--hardware '{spot}', or +flex")
@@ -70,7 +70,7 @@ class VertexPlatform(
         from slipway.pipelines.hardware.prices import vertex_bill
 
         settings = _settings(config)
-        return vertex_bill(config.parsed_hardware, settings.region) if settings else None
+        return vertex_bill(config.training_hardware, settings.region) if settings else None
 
     def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: ARG002
         if settings.variable:

@@ -125,7 +125,7 @@ class VertexRun:
     @property
     def bill(self) -> Bill:
         """What its training costs at most."""
-        bill = vertex_bill(self.config.parsed_hardware, vertex_of(self.config).region)
+        bill = vertex_bill(self.config.training_hardware, vertex_of(self.config).region)
         return bill.times(self.search.trials) if self.search else bill
 
     def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
@@ -427,7 +427,7 @@ class VertexRun:
         if record.status == "failed" and record.error is None:
             values = facts.facts_of(self.config)
             failure = asdict(explain(self.connection, job, record.run_id, values, step_of))
-            moves = self.config.parsed_hardware.provisioning in failure.pop("moves")
+            moves = self.config.training_hardware.provisioning in failure.pop("moves")
             record.error = ErrorRecord(**failure, moves=moves)
             if record.error.moves:
                 self._refused(record, record.error, job)
@@ -514,7 +514,7 @@ class VertexRun:
             run_id=self.folder.run_id,
             name=self.config.name,
             platform="vertex",
-            hardware=str(self.config.parsed_hardware),
+            hardware=str(self.config.training_hardware),
             region=vertex_of(self.config).region,
             searches=self.search is not None,
             created=datetime.now(UTC),

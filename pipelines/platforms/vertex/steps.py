@@ -107,7 +107,7 @@ class VertexSteps(PlatformSteps):
             about = ExitTask(
                 notify=settings,
                 name=config.name,
-                hardware=str(config.parsed_hardware),
+                hardware=str(config.training_hardware),
                 where="Vertex AI",
                 endpoints=self.settings.endpoints,
                 region=self.settings.region,
@@ -277,7 +277,7 @@ def pipeline(
 
 def _scheduling(config: RunConfig) -> JsonObject:
     """Return a job's Scheduling: replicas, or the hosts of a TPU slice, that train together restart together."""
-    hardware = config.parsed_hardware
+    hardware = config.training_hardware
     return {"restart_job_on_worker_restart": hardware.hosts > 1, **hardware.scheduling()}
 
 

@@ -44,7 +44,7 @@ class UnansweredError(Exception):
 
 def check_hardware(config: RunConfig) -> str:
     """Raise UserError for hardware that the region, engine or image does not support; return hardware and region."""
-    vertex, hardware = vertex_of(config), config.parsed_hardware
+    vertex, hardware = vertex_of(config), config.training_hardware
     validate_for(
         hardware,
         region=vertex.region,

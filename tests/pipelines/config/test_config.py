@@ -43,8 +43,8 @@ def test_overrides_are_typed_and_win(write):
     assert config.train.batch_size == 256
     assert config.data.image_size == (28, 28)
     assert config.model.arguments == {"width": 8}
-    assert config.hardware == "cpu*2"
-    assert config.parsed_hardware.replicas == 2
+    assert str(config.training_hardware) == "cpu*2"
+    assert config.training_hardware.replicas == 2
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ MINIMAL: dict[str, Any] = {
         {"train": {"module": "my.job"}},
         {"hardware": "L4 x4 * 2+spot+timeout=1d"},
         {"hardware": "tpu-v5e-2x4"},
+        {"hardware": "v5p-8"},
+        {"hardware": "gpu"},
         {"hardware": "a100x8@a2-ultragpu-8g*2+reservation=any"},
         {"hardware": {"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}},
         {"register": {"model": "numbers"}},

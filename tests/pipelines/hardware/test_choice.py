@@ -10,6 +10,8 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
+from slipway.pipelines.hardware.choice import choices
+from slipway.pipelines.hardware.grammar import PATTERN
 
 
 def pool(machine: str, accelerator: str | None = None, count: int = 0, **spec) -> dict:
@@ -249,3 +251,9 @@ def test_every_choice_in_the_docs():
         assert str(parse(choice)) == choice
     [mapping] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert str(parse(yaml.safe_load(mapping)["hardware"])) == "l4x4*2+spot+disk=500+timeout=12h"
+
+
+def test_editors_accept_every_choice_and_its_other_spellings():
+    assert [text for text in map(str, choices()) if not re.search(PATTERN, text)] == []
+    assert all(re.search(PATTERN, text) for text in (" GPU ", "gpu x 2", "v5litepod-16", "L4 x 4 * 2 + spot"))
+    assert not any(re.search(PATTERN, text) for text in ("", "l4", "tpu", "l4*2", "cpu2 machines"))

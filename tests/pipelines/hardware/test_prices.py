@@ -91,7 +91,7 @@ def test_generated_configurations(choice, replicas: int, hours: int | None, spot
     config = configured(text, vertex={**VERTEX, "region": region})
     # Calculated from Vertex AI's names, without the catalogue's numbers of chips.
     expected: float | None = 0.0
-    for pool in config.parsed_hardware.worker_pools():
+    for pool in config.training_hardware.worker_pools():
         spec, machine = pool["machine_spec"], load().machine_index[pool["machine_spec"]["machine_type"]]
         name = choice.accelerator
         amounts: list[tuple[str, str, Any]] = []

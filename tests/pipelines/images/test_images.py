@@ -97,7 +97,7 @@ def test_the_accelerator_changes_the_trainers_image_only(project: FakeGoogle, tm
     names = [images.trainer.rpartition("/")[2].partition(":")[0] for images in by_hardware.values()]
     assert names == ["trainer-cpu", "trainer-gpu", "trainer-tpu"]
     assert len({images.steps for images in by_hardware.values()}) == 1
-    assert accelerator_of(load(path, (), "t4x2").parsed_hardware) == "gpu"
+    assert accelerator_of(load(path, (), "t4x2").training_hardware) == "gpu"
 
 
 def test_pytorch_models_are_evaluated_in_an_image_with_pytorch(project: FakeGoogle, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_file_that_is_written_compiles_for_vertex_ai(body: str, tmp_path: 
     ],
 )
 def test_the_hardware_is_that_of_the_job(body: str, hardware: str) -> None:
-    assert str(RunConfig.model_validate(migrated(body).configuration).parsed_hardware) in (
+    assert str(RunConfig.model_validate(migrated(body).configuration).training_hardware) in (
         hardware,
         hardware.split("@")[0],
     )
@@ -132,7 +132,7 @@ def test_gcloud_creates_custom_jobs(tmp_path: Path) -> None:
     config = config_of(from_arguments(command.split()), tmp_path)
     assert (config.name, config.train.image, config.train.arguments) == ("it", IMAGE, ("--epochs=3", "--lr=0.1"))
     assert config.vertex is not None
-    assert (config.vertex.region, config.vertex.project, config.parsed_hardware.replicas) == (
+    assert (config.vertex.region, config.vertex.project, config.training_hardware.replicas) == (
         "europe-west4",
         "my-project",
         3,

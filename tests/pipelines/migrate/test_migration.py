@@ -86,10 +86,10 @@ def check(migration) -> RunConfig:
     """Check that the YAML is a valid configuration with existing hardware."""
     assert yaml.safe_load(migration.yaml) == migration.configuration
     config = RunConfig.model_validate(migration.configuration)
-    assert config.hardware == migration.configuration["hardware"]
+    assert str(config.training_hardware) == migration.configuration["hardware"]
     assert config.vertex is not None
-    validate_for(config.parsed_hardware, region=config.vertex.region)
-    assert config.parsed_hardware.why_not("tensorflow", own_program=True) is None
+    validate_for(config.training_hardware, region=config.vertex.region)
+    assert config.training_hardware.why_not("tensorflow", own_program=True) is None
     assert config.data is None and config.model is None
     for decision in migration.decisions:
         setting, _, rest = decision.partition(": ")
@@ -107,7 +107,7 @@ def said(sentences, *words) -> bool:
 def test_every_example_of_the_guides(example):
     text, hardware = EXAMPLES[example]
     migration = migrate(text, source="config.yaml")
-    assert check(migration).hardware == hardware
+    assert str(check(migration).training_hardware) == hardware
     if hardware.startswith("tpu"):
         assert said(migration.dropped, "masterType", "TPUClusterResolver(tpu='local')")
     elif hardware.startswith("t4x4@"):
@@ -143,7 +143,7 @@ def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
 def test_a_job_with_pytorch_on_a_tpu_is_a_decision(fields):
     """Source (read): the AI Platform guide "Using TPUs to train your model", whose PyTorch images use torch_xla."""
     migration = migrate(fields, source="config.yaml")
-    assert check(migration).hardware == "t4x4"
+    assert str(check(migration).training_hardware) == "t4x4"
     assert said(migration.decisions, "train.module: the program used PyTorch", "build.requirements", "train.image")
     assert said(migration.decisions, "hardware: pytorch does not train on TPUs", "torch_xla", "tpu-v2-8", "train.image")
     assert not said(migration.dropped, "TPUClusterResolver")
@@ -155,12 +155,12 @@ def test_a_retired_gpu_is_a_decision_with_its_alternatives():
     assert said(migration.decisions, "hardware: NVIDIA K80 is retired", "t4x4@n1-standard-16*10 is the replacement")
     assert said(migration.decisions, "l4x4*10 would also work")
     eight = migrate(job(masterType="complex_model_l_gpu"), source="config.yaml")
-    assert check(eight).hardware == "l4x8"
+    assert str(check(eight).training_hardware) == "l4x8"
 
 
 def test_a_gpu_that_the_engine_cannot_use_is_replaced():
     migration = migrate(job(masterType="complex_model_m_v100"), source="config.yaml")
-    assert check(migration).hardware == "t4x4@n1-standard-16"
+    assert str(check(migration).training_hardware) == "t4x4@n1-standard-16"
     assert said(migration.decisions, "needs compute capability 7.5 or later; NVIDIA V100 has 7.0", "l4x4 would also")
 
 
@@ -169,22 +169,24 @@ def test_a_gpu_that_the_engine_cannot_use_is_replaced():
 )
 def test_scale_tiers(tier, hardware):
     migration = migrate(f"scaleTier: {tier}", source="config.yaml")
-    assert check(migration).hardware == hardware
+    assert str(check(migration).training_hardware) == hardware
     assert said(migration.changed, f"scaleTier {tier}", hardware)
-    assert check(migrate("region: us-central1", source="config.yaml")).hardware == "cpu"  # BASIC by default
+    assert (
+        str(check(migrate("region: us-central1", source="config.yaml")).training_hardware) == "cpu"
+    )  # BASIC by default
 
 
 @pytest.mark.parametrize("tier", ["STANDARD_1", "PREMIUM_1"])
 def test_an_uncertain_mapping_is_a_decision(tier):
     migration = migrate(f"trainingInput: {{scaleTier: {tier}}}", source="config.yaml")
-    assert check(migration).hardware == "cpu"
+    assert str(check(migration).training_hardware) == "cpu"
     assert said(migration.decisions, f"hardware: scaleTier {tier}", "machine types and counts are not known")
     assert not said(migration.changed, tier)
 
 
 def test_an_unverified_machine_is_marked():
     migration = migrate(job(masterType="standard_v100"), source="config.yaml")
-    assert check(migration).hardware == "t4x1@n1-standard-8"
+    assert str(check(migration).training_hardware) == "t4x1@n1-standard-8"
     assert said(migration.decisions, "hardware: the machine type of standard_v100 is not verified")
     assert not said(migrate(job(masterType="standard"), source="c").decisions, "hardware:")
 
@@ -209,7 +211,7 @@ def test_an_unverified_machine_is_marked():
     ],
 )
 def test_legacy_machine_names(name, hardware):
-    assert check(migrate(job(masterType=name), source="config.yaml")).hardware == hardware
+    assert str(check(migrate(job(masterType=name), source="config.yaml")).training_hardware) == hardware
 
 
 COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
@@ -289,7 +291,7 @@ INEXACT = [
 @pytest.mark.parametrize(("fields", "hardware", "notes", "words"), INEXACT)
 def test_a_job_without_an_exact_equivalent_is_mapped_with_a_note(fields, hardware, notes, words):
     migration = migrate(job(**fields), source="config.yaml")
-    assert check(migration).hardware == hardware
+    assert str(check(migration).training_hardware) == hardware
     assert said(getattr(migration, notes), words), getattr(migration, notes)
 
 
@@ -371,7 +373,7 @@ def test_every_field_is_mapped_or_listed():
     migration = migrate(json.dumps(EVERYTHING), source="job.json")
     config = check(migration)
     assert config.name == "my-job-7"
-    assert config.hardware == "t4x2@n1-standard-8*3+disk=pd-standard:500+timeout=2h"
+    assert str(config.training_hardware) == "t4x2@n1-standard-8*3+disk=pd-standard:500+timeout=2h"
     assert config.vertex.region == "europe-west1"
     assert config.vertex.bucket == "gs://my-bucket"
     assert config.vertex.network == "projects/12/global/networks/net"
@@ -456,7 +458,7 @@ def test_a_region_without_the_hardware_today():
     fields = {"masterType": "n1-standard-8", "masterConfig": replica("NVIDIA_TESLA_V100", 1)}
     migration = migrate(job(region="us-west3", **fields), source="config.yaml")
     config = check(migration)
-    assert config.vertex.region in config.parsed_hardware.regions
+    assert config.vertex.region in config.training_hardware.regions
     assert said(migration.decisions, "vertex.region: Vertex AI has no t4 for training in us-west3")
     assert check(migrate(job(region="us-west1", **fields), source="c")).vertex.region == "us-west1"
 
@@ -473,7 +475,7 @@ def test_times_and_disks_outside_todays_limits():
         ),
         source="config.yaml",
     )
-    assert check(migration).hardware == "cpu+disk=100+timeout=7d"
+    assert str(check(migration).training_hardware) == "cpu+disk=100+timeout=7d"
     assert said(migration.decisions, "maxRunningTime was 14d", "limited to 7d")
     assert said(migration.changed, "50 GB", "100 GB")
     with pytest.raises(UserError, match="is not a duration"):
@@ -499,11 +501,15 @@ GPU_FLAGS = shlex.split(
 def test_flags_of_the_guides():
     tpu = from_arguments(TPU_FLAGS)
     config = check(tpu)
-    assert (config.name, config.hardware, config.vertex.bucket) == ("tpu-mnist-1", "tpu-v2-8", "gs://my-bucket")
+    assert (config.name, str(config.training_hardware), config.vertex.bucket) == (
+        "tpu-mnist-1",
+        "tpu-v2-8",
+        "gs://my-bucket",
+    )
     assert config.train.module == "official.mnist_main"
     assert config.train.arguments == ("--distribution_strategy=tpu", "--model_dir=gs://my-bucket/output")
     gpus = from_arguments(GPU_FLAGS)
-    assert check(gpus).hardware == "t4x4@n1-highcpu-16*10"
+    assert str(check(gpus).training_hardware) == "t4x4@n1-highcpu-16*10"
     arguments = ("--user_arg_1", "value_1", "--user_arg_n", "value_n", "--job-dir", "$(AIP_MODEL_DIR)")
     assert gpus.configuration["train"] == {"module": "package.main", "arguments": list(arguments)}
     assert said(gpus.dropped, "3 parameter servers")
@@ -513,12 +519,12 @@ def test_a_flag_overrides_the_file(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(TEN_T4_MACHINES)
     plain = from_arguments(["job", "--config", str(file), "--region", "us-central1", "--project=p1"])
-    assert check(plain).hardware == "t4x4@n1-highcpu-16*10"
+    assert str(check(plain).training_hardware) == "t4x4@n1-highcpu-16*10"
     assert plain.configuration["vertex"]["project"] == "p1"
     fewer = from_arguments(
         ["job", f"--config={file}", "--worker-count=1", "--labels=a=b,c=d", "--no-use-chief-in-tf-config"]
     )
-    assert check(fewer).hardware == "t4x4@n1-highcpu-16*2"
+    assert str(check(fewer).training_hardware) == "t4x4@n1-highcpu-16*2"
     account = "slipway@p1.iam.gserviceaccount.com"
     assert check(plain).vertex.service_account == account
     assert said(plain.decisions, "vertex.service_account", account, "slipway setup")
@@ -582,7 +588,7 @@ def test_the_output_quoted_in_the_docs_is_printed(tmp_path, monkeypatch):
 def test_no_value_escapes_from_a_comment():
     sly = json.dumps({"trainingInput": {"jobDir": "gs://b\nhardware: cpu*9\x85name: sly\u2028data: {}\x00"}})
     migration = migrate(sly, source="a\nhardware: cpu*9")
-    assert check(migration).hardware == "cpu"
+    assert str(check(migration).training_hardware) == "cpu"
     assert said(migration.changed, "hardware: cpu*9")
 
 

@@ -41,7 +41,7 @@ class Lab(RemotePlatform):
         return [Check("power", power, of_run=True)]
 
     def check_hardware(self, context):
-        return f"{context.config.parsed_hardware} in the lab"
+        return f"{context.config.training_hardware} in the lab"
 
     def compile_to(self, path, config, say):
         path.write_text("steps: " + " ".join(steps_on(self.name)))
@@ -49,7 +49,7 @@ class Lab(RemotePlatform):
     def start(self, config, say):
         folder = runs.create(config)
         record = runs.RunRecord(
-            run_id=folder.run_id, name=config.name, platform=self.name, hardware=config.hardware,
+            run_id=folder.run_id, name=config.name, platform=self.name, hardware=str(config.training_hardware),
             created=datetime.now(UTC), steps=[runs.StepRecord(name=name) for name in steps_on(self.name)],
         )
         folder.write(record)

@@ -39,7 +39,7 @@ class Demand:
 def run_quota(context: Context) -> str:
     """The project's quotas in the run's region are enough for the hardware and for the steps that run at one time."""
     project = context.shared(Project)
-    hardware = context.config.parsed_hardware
+    hardware = context.config.training_hardware
     region = project.vertex.region
     try:
         demands = peak(context.config, min(search.parallel, search.trials) if (search := context.search) else 1)
@@ -94,7 +94,7 @@ def peak(config: RunConfig, trials: int = 1) -> dict[str, Demand]:
 
 def _drawn(task: str, config: RunConfig, trials: int) -> Counter[str]:
     if task == STEPS["train"].tasks_on("vertex")[0].name:
-        training = {metric: trials * amount for metric, amount in config.parsed_hardware.quotas.items()}
+        training = {metric: trials * amount for metric, amount in config.training_hardware.quotas.items()}
         return machine_quotas(step_machine()) + Counter(training)
     resources = resources_of(task, vertex_of(config).steps, "vertex")
     if resources is None:

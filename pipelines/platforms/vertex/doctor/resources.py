@@ -275,7 +275,7 @@ def image_exists(image: ImageReference, connection: Connection) -> bool:
 def gpu_driver(context: Context) -> str:
     """Custom images that run on GPUs have the folder of the driver on the loader's path."""
     config, settings, connection = context.config, context.shared(Project).vertex, context.shared(Project).connection
-    row = config.parsed_hardware.accelerator_row
+    row = config.training_hardware.accelerator_row
     trains = "train.image" if config.train.image else "vertex.image"
     images = {
         trains: (config.train.image or settings.image) if row and not row.is_tpu else None,

@@ -224,7 +224,7 @@ def _check(file: ScheduleFile, say: Say) -> None:
             allowed="a time in the future, or none",
             fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
         )
-    first = file.config.on(file.config.parsed_hardware, vertex=vertex_of(file.config))
+    first = file.config.on(file.config.training_hardware, vertex=vertex_of(file.config))
     if len(candidates(file.config)) > 1:
         say(f"its runs are on {title_of(first)} only: without quota or capacity, none continues elsewhere")
     for warning in refuse_on_failure(Context(first, platform_of("vertex")), submitting=True):

@@ -119,7 +119,7 @@ def test_a_volume_that_the_pods_cannot_mount_is_refused(
     assert (told.status == "fail") == told.found.endswith((".", "TrainJob's."))
     if config.kubeflow.context and told.status == "fail":
         with pytest.raises(UserError, match=told.found):
-            access.check_before_run(config.kubeflow, config.parsed_hardware)
+            access.check_before_run(config.kubeflow, config.training_hardware)
 
 
 def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
@@ -170,7 +170,7 @@ def test_a_namespace_that_does_not_exist_is_named_with_the_command(admin: Client
     assert (code, "kubectl create namespace team-b" in said) == (2, True)
     assert doctor(config, tmp_path).found == "The cluster has no namespace team-b."
     with pytest.raises(UserError, match="no namespace team-b"):
-        access.check_before_run(config.kubeflow, config.parsed_hardware)
+        access.check_before_run(config.kubeflow, config.training_hardware)
 
 
 def test_root_in_a_restricted_namespace_is_refused_before_the_run(admin: Clients, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_root_in_a_restricted_namespace_is_refused_before_the_run(admin: Clients
     for user in (0, None):
         config = trains(context="fake", run_as_user=user)
         with pytest.raises(UserError, match="pods need a user other than root") as refused:
-            access.check_before_run(config.kubeflow, config.parsed_hardware)
+            access.check_before_run(config.kubeflow, config.training_hardware)
         assert "--set kubeflow.run_as_user=65534" in str(refused.value.fix)
     setup(tmp_path, trains(run_as_user=65534), "--apply")
     assert doctor(trains(run_as_user=65534), tmp_path).status == "pass"

@@ -40,7 +40,7 @@ def test_the_examples_are_schedules() -> None:
 
 def test_set_and_hardware_override_the_configuration(write: Any) -> None:
     file = FILES.read(write(set=["train.epochs=7"], hardware="t4x1", time_zone="Europe/Berlin"))
-    assert (file.config.train.epochs, file.config.hardware) == (7, "t4x1")
+    assert (file.config.train.epochs, str(file.config.training_hardware)) == (7, "t4x1")
     assert file.cron_text == "TZ=Europe/Berlin 0 3 * * *"
 
 
