@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     # The fields of a settings object, or what has them when the pipeline runs: as a dict or as JSON.
     Fields: TypeAlias = Mapping[str, object] | PipelineChannel
     Text: TypeAlias = str | PipelineParameterChannel
+    Number: TypeAlias = int | PipelineParameterChannel
     Artifact: TypeAlias = PipelineArtifactChannel
 
 # A container image, or a function that receives the component and returns the one to run instead.

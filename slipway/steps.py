@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from slipway.components.evaluate.settings import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
-    from slipway.components.tasks import Artifact, Fields, Text
+    from slipway.components.tasks import Artifact, Fields, Number, Text
     from slipway.components.train.backends import Backend
     from slipway.core.manifest import TaskName
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
@@ -47,9 +47,15 @@ ONE_REPLICA: Sequence[Mapping[str, object]] = ({"replica_count": 1},)
 
 
 def prepare_data(
-    data: DataSettings | Fields, *, task: TaskName = "classification", readers: int = 1, output: Text = "",
+    data: DataSettings | Fields,
+    *,
+    task: TaskName = "classification",
+    readers: int = 1,
+    output: Text = "",
+    folds: Number | None = None,
+    fold: Number | None = None,
     image: Place = "",
-) -> PipelineTask:  # fmt: skip
+) -> PipelineTask:
     """Prepare a data set, or reuse it if the source is unchanged. Outputs: `dataset`, `statistics` (an HTML page).
 
     The step itself decides, so it is not cached: a platform's cache sees the settings, not what is in the source.
@@ -60,12 +66,23 @@ def prepare_data(
         task: What is learned: classification, multilabel or regression.
         readers: Number of processes that will read the data set.
         output: The run's base output directory, if the run can be resumed: it then keeps its data set.
+        folds: Number of folds of a cross-validation, of a source without splits; None for none.
+        fold: The fold that is the test split, from 0.
         image: The container image of the task.
     """
     from slipway.components.prepare_data.settings import DataSettings
 
     settings = section(DataSettings, data)
-    added = add(_prepare_data.prepare_data, image, settings=settings, replicas=readers, output=output, task=task)
+    added = add(
+        _prepare_data.prepare_data,
+        image,
+        settings=settings,
+        replicas=readers,
+        output=output,
+        task=task,
+        folds=folds,
+        fold=fold,
+    )
     return added.set_caching_options(False)
 
 
@@ -168,6 +185,7 @@ def evaluate(
     champion: Text = "none",
     serve_module: str | None = None,
     run: Text = "",
+    seed_metrics: Sequence[float] = (),
     image: Place = "",
 ) -> PipelineTask:
     """Measure a model, by default on the test split, and apply the gate.
@@ -184,6 +202,8 @@ def evaluate(
         serve_module: What loads a custom program's model for serving, as module:function; a model that it cannot serve
             is rejected.
         run: The run's id, which the report names.
+        seed_metrics: The gate's metric of the same training with other seeds: their mean has to be significantly
+            better than the champion's metric, too, if the gate has a significance.
         image: The container image of the task.
     """
     from slipway.components.evaluate.settings import EvaluateSettings
@@ -198,6 +218,7 @@ def evaluate(
         champion=champion,
         serve_module=serve_module or "",
         run=run,
+        seed_metrics=list(seed_metrics) or None,
     )
 
 

@@ -15,6 +15,7 @@ def evaluate(
     uri: str = "",
     serve_module: str = "",
     run: str = "",
+    seed_metrics: list = [],  # type: ignore[type-arg]  # noqa: B006
     dataset: Input[Dataset] = None,
 ) -> str:
     """Return the gate's decision: "promote", "reject", "unchanged" or "not comparable".
@@ -29,6 +30,7 @@ def evaluate(
         uri: The data of a custom program, for evaluate.module, if no data set is prepared; "" for none.
         serve_module: What loads a custom program's model for serving (serve.module); "" for none.
         run: The run's id, which the report names.
+        seed_metrics: The gate's metric of the same training with other seeds.
         dataset: The prepared data set, whose test split Slipway's evaluation uses; None if there is none.
     """
     from pathlib import Path
@@ -45,7 +47,8 @@ def evaluate(
     with step("evaluate") as outcome:
         opponent = None if champion in ("", "none") else local_path(champion)
         data = Path(dataset.path) if dataset else uri or None
-        evaluation = work(read(EvaluateSettings, "evaluate", settings), Path(model.path), data, opponent, serve_module)
+        read_settings = read(EvaluateSettings, "evaluate", settings)
+        evaluation = work(read_settings, Path(model.path), data, opponent, serve_module, seed_metrics)
         events.phase("writing the report")
         from slipway.components.evaluate.report import log_classification, render
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,12 @@ class Evaluation(Measurement):
 
 
 def evaluate(
-    settings: EvaluateSettings, model: Path, data: Data, champion: Path | None, serve_module: str = ""
+    settings: EvaluateSettings,
+    model: Path,
+    data: Data,
+    champion: Path | None,
+    serve_module: str = "",
+    seed_metrics: Sequence[float] = (),
 ) -> Evaluation:
     """Measure the model in folder `model`, and the champion, and apply the gate.
 
@@ -87,6 +92,7 @@ def evaluate(
         data: The prepared data set's folder, or the data of a custom program.
         champion: The folder of the registered version to beat, or None.
         serve_module: What loads the model for serving (serve.module); "" if Slipway does.
+        seed_metrics: The gate's metric of the same training with other seeds.
 
     Raises:
         UserError: A model or the data cannot be evaluated, see `measure_on_split` and `custom.measure`; a metric that
@@ -109,6 +115,7 @@ def evaluate(
         measurement.slices,
         measurement.model.intervals.get(measurement.settings.gate.name),
         measurement.notes,
+        seed_metrics,
     )
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))

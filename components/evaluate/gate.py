@@ -125,6 +125,7 @@ def decide(
     slices: Sequence[SliceValues] = (),
     interval: tuple[float, float] | None = None,
     notes: Sequence[str] = (),
+    seed_metrics: Sequence[float] = (),
 ) -> Verdict:
     """Return the verdict on a model.
 
@@ -138,6 +139,7 @@ def decide(
         slices: The gate's metric on each slice, the worst first.
         interval: The 95% confidence interval of the gate's metric; None if it has none.
         notes: What the metrics hide, in sentences that decide nothing.
+        seed_metrics: The gate's metric of the same training with other seeds.
 
     Raises:
         UserError: The model or the champion does not have the gate's metric.
@@ -151,7 +153,7 @@ def decide(
     trivial = (baseline or {}).get(gate.name)
     judged = [
         *_against_limit(gate, metrics[gate.name], champion, trivial, measured),
-        *_against_champion(gate, metrics, champion, without_champion, measured),
+        *_against_champion(gate, metrics, champion, without_champion, measured, seed_metrics),
         *_against_baseline(gate, metrics, trivial, interval),
         *_on_slices(gate, slices, champion),
         *((None, note) for note in notes),
@@ -185,7 +187,12 @@ def _against_limit(
 
 
 def _against_champion(
-    gate: GateSettings, metrics: Mapping[str, float], champion: Opponent | None, without: str, measured: str
+    gate: GateSettings,
+    metrics: Mapping[str, float],
+    champion: Opponent | None,
+    without: str,
+    measured: str,
+    seed_metrics: Sequence[float],
 ) -> Iterator[Judged]:
     if champion is None:
         yield None, without
@@ -214,9 +221,9 @@ def _against_champion(
                 "predicting one counts as wrong.",
             )
         yield None, champion.caveat
-        if gate.seeds and champion.ours is None:
-            yield _over_seeds(gate, [metrics[gate.name], *gate.seeds], champion)
-        elif gate.seeds:
+        if seed_metrics and champion.ours is None:
+            yield _over_seeds(gate, [metrics[gate.name], *seed_metrics], champion)
+        elif seed_metrics:
             yield None, "The mean over the seeds is not compared: the champion is measured on other examples than they."
 
 

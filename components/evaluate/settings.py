@@ -69,13 +69,9 @@ class GateSettings(Settings):
         le=0.5,
         description="Largest p-value of the difference from the champion, such as 0.05: a model that is not "
         "significantly better is rejected. The test is two-sided and paired: McNemar's exact test for accuracy, "
-        "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. null: any difference counts.",
-    )
-    seeds: list[float] = Field(
-        default=[],
-        description="Values of `metric` of the same training with other seeds, which `slipway run --repeat` sets. With "
-        "a `significance`, the mean over all seeds has to be significantly better than the champion's value, too (a "
-        "t-test, in which the champion is one more training).",
+        "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. With `slipway run --repeat`, the mean "
+        "over all seeds has to be significantly better, too (a t-test, in which the champion is one more training). "
+        "null: any difference counts.",
     )
     slice_limit: float | None = Field(
         default=None,

@@ -12,6 +12,8 @@ def prepare_data(
     dataset: Output[Dataset],
     statistics: Output[HTML],
     task: str = "classification",
+    folds: int = 0,
+    fold: int = 0,
 ) -> None:
     """Prepare the data set, or reuse it if it exists and the source is unchanged.
 
@@ -22,6 +24,8 @@ def prepare_data(
         dataset: The folder or gs:// URI of the prepared data set.
         statistics: The statistics page.
         task: What is learned: classification, multilabel or regression.
+        folds: The number of folds of a cross-validation; 0 for none.
+        fold: The fold that is the test split, from 0.
     """
     import logging
     import shutil
@@ -30,6 +34,7 @@ def prepare_data(
 
     from slipway.components.inputs import read
     from slipway.components.prepare_data.elsewhere import owned_by
+    from slipway.components.prepare_data.listing.split import Fold
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.publishing.remembered import recall, remember
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
@@ -42,7 +47,9 @@ def prepare_data(
         asked = read(DataSettings, "data", settings)
         asked = asked if asked.store else asked.model_copy(update={"store": dataset.uri})
         asked = owned_by(asked, output or dataset.uri)
-        prepared = prepare(asked, replicas, earlier=recall(output) if output else None, task=cast(TaskName, task))
+        earlier = recall(output) if output else None
+        tested = Fold(folds, fold) if folds else None
+        prepared = prepare(asked, replicas, earlier, cast(TaskName, task), tested)
         if output:
             remember(output, prepared.uri)
         for note in prepared.manifest.notes:

@@ -16,6 +16,7 @@ from slipway.components.prepare_data.examples import Problem, refuse, source_err
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
 from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target, identity
+from slipway.components.prepare_data.listing.split import Fold
 from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
@@ -41,7 +42,11 @@ class Prepared:
 
 
 def prepare(
-    settings: DataSettings, replicas: int, earlier: str | None = None, task: TaskName = "classification"
+    settings: DataSettings,
+    replicas: int,
+    earlier: str | None = None,
+    task: TaskName = "classification",
+    fold: Fold | None = None,
 ) -> Prepared:
     """Prepare the data set that `settings` describe, for training by `replicas` processes.
 
@@ -54,6 +59,7 @@ def prepare(
         replicas: The number of processes.
         earlier: The URI of the data set of a resumed run, which is used as long as it exists.
         task: What is learned.
+        fold: The fold of a cross-validation that is the test split, of a source without splits.
 
     Raises:
         UserError: The source, one of its images or the store is invalid; nothing is left behind.
@@ -62,7 +68,7 @@ def prepare(
         return prepared
     source = open_source(settings, task)
     store = Store(settings.store, settings.name or source.name)
-    if prepared := remembered(source, store, settings, replicas, earlier):
+    if prepared := remembered(source, store, settings, replicas, earlier, fold):
         store.remove_leftovers()
         return prepared
     events.phase(f"listing {settings.source}")
@@ -76,7 +82,7 @@ def prepare(
             refuse(unlisted)
         summary = listing.summary()
         try:
-            target = Target.of(source, summary, settings, replicas, store.name)
+            target = Target.of(source, summary, settings, replicas, store.name, fold)
         except UserError:
             refuse(unlisted)  # it may be the cause
             raise
@@ -123,11 +129,18 @@ def unchanged(settings: DataSettings, replicas: int, task: TaskName) -> Prepared
 
 
 def remembered(
-    source: Source, store: Store, settings: DataSettings, replicas: int, earlier: str | None = None
+    source: Source,
+    store: Store,
+    settings: DataSettings,
+    replicas: int,
+    earlier: str | None = None,
+    fold: Fold | None = None,
 ) -> Prepared | None:
     """Return the prepared data set of a source whose listing is remembered; None if it has changed."""
     known = store.listings.summary(listing_name(source, settings))
-    return None if known is None else reusable(store, Target.of(source, known, settings, replicas, store.name), earlier)
+    if known is None:
+        return None
+    return reusable(store, Target.of(source, known, settings, replicas, store.name, fold), earlier)
 
 
 def existing(uri: str) -> Prepared | None:

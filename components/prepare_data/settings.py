@@ -47,19 +47,6 @@ class SplitFractions(Settings):
         return self
 
 
-class FoldSettings(Settings):
-    """One run of a cross-validation: each example is in the test split of exactly one fold."""
-
-    of: int = Field(ge=2, description="Number of folds.")
-    number: int = Field(ge=0, description="The fold that is the test split, from 0.")
-
-    @model_validator(mode="after")
-    def _is_one_of_them(self) -> FoldSettings:
-        if self.number >= self.of:
-            raise ValueError(f"the fold must be one of 0 to {self.of - 1}; got {self.number}")
-        return self
-
-
 class TfdsSettings(Settings):
     """Options of the source `tfds:`."""
 
@@ -237,11 +224,6 @@ class DataSettings(Settings):
         default=None, description="Prepare large data sets with Apache Beam; null: local processes prepare all."
     )
     split: SplitFractions = Field(default=SplitFractions(), description="Fractions of the splits.")
-    fold: FoldSettings | None = Field(
-        default=None,
-        description="Fold of a cross-validation that is the test split, of a source without splits of its own; `split` "
-        "then divides the other examples. `slipway run --folds` sets it. null: `split` divides all examples.",
-    )
     seed: int = Field(
         default=0, ge=0, lt=2**31, description="Seed for splits that the source does not define, and for shuffling."
     )

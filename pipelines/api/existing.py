@@ -102,11 +102,12 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by their dotted names, such as "train.epochs", with defaults."""
+        """All settings by their dotted names, such as "train.epochs", with defaults, and "prepare_data.fold"."""
         from slipway.core.yaml_loader import load_yaml
 
         file = self._folder.configuration_file
-        return {".".join(keys): value for keys, value in leaves(load_yaml(file.read_text(), str(file)))}
+        values = [*leaves(load_yaml(file.read_text(), str(file))), *leaves(self._record.arguments)]
+        return {".".join(keys): value for keys, value in values}
 
     @property
     def verdict(self) -> str | None:

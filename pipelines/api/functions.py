@@ -20,6 +20,7 @@ from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
 from slipway.pipelines.runs import record as records
 
 if TYPE_CHECKING:
+    from slipway.core.values import JsonObject
     from slipway.pipelines.api.models import Model
     from slipway.pipelines.checks import Finding
     from slipway.pipelines.config.config import RunConfig
@@ -124,9 +125,12 @@ def cross_validate(
     from slipway.pipelines.selection.repeats import over_runs
 
     path, changes = _sources(configuration, settings, model, program)
-    configurations = starting.folds(path, changes, hardware, folds)
-    _show_warnings(starting.check(configurations[0], DEFAULT, runner=runner))
-    ended = tuple(_ended(_start_here(fold, DEFAULT, runner=runner, last="evaluate")) for fold in configurations)
+    loaded, folded = starting.folds(path, changes, hardware, folds)
+    _show_warnings(starting.check(loaded, DEFAULT, runner=runner))
+    ended = tuple(
+        _ended(_start_here(loaded, DEFAULT, runner=runner, last="evaluate", arguments=arguments))
+        for arguments in folded
+    )
     return CrossValidation(ended, over_runs([ended_run.metrics for ended_run in ended]))
 
 
@@ -306,8 +310,11 @@ def _start_here(
     runner: Literal["process", "docker"] = "process",
     rehearsal: int = 0,
     last: str | None = None,
+    arguments: Mapping[str, JsonObject] | None = None,
 ) -> Run:
-    with starting.new(loaded, target, show_line, runner=runner, rehearsal=rehearsal, last=last) as ready:
+    with starting.new(
+        loaded, target, show_line, runner=runner, rehearsal=rehearsal, last=last, arguments=arguments
+    ) as ready:
         start(ready)
         return Run(ready.folder)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.core.errors import UserError, lowered
+from slipway.core.values import JsonObject
 from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.base import Platform, RemotePlatform, Say
 from slipway.pipelines.platforms.capabilities import WithTrainerImage
@@ -83,17 +84,32 @@ def rehearsed(path: Path, overrides: Iterable[str], hardware: str | None, steps:
     return load(path, [*overrides, *few], hardware)
 
 
-def folds(path: Path, overrides: Iterable[str], hardware: str | None, count: int) -> list[RunConfig]:
-    """Return the configuration in `path` for each fold of a cross-validation; their runs end after the evaluation.
+def folds(
+    path: Path, overrides: Iterable[str], hardware: str | None, count: int
+) -> tuple[RunConfig, list[dict[str, JsonObject]]]:
+    """Return the configuration of a cross-validation, and the arguments of each fold's run; see `RunRecord`.
+
+    These runs end after the evaluation.
 
     Raises:
-        UserError: There are fewer than two folds.
+        UserError: There are fewer than two folds, or Slipway does not prepare the data.
     """
     from slipway.pipelines.config.config import load
 
-    changes = [*overrides, "evaluate.champion=none"]
-    of_fold = (f"data.fold={{of: {count}, number: {number}}}" for number in range(max(1, count)))
-    return [load(path, [*changes, fold], hardware) for fold in of_fold]
+    if count < 2:
+        raise UserError(
+            f"A cross-validation has at least 2 folds; got {count}.", setting="folds", value=count, fix="folds=5"
+        )
+    configuration = load(path, [*overrides, "evaluate.champion=none"], hardware)
+    if configuration.prepared is None:
+        raise UserError(
+            "Only data that Slipway prepares can be divided into folds.",
+            setting="--folds",
+            value=count,
+            allowed="a configuration with data.source",
+            fix="slipway run",
+        )
+    return configuration, [{"prepare_data": {"folds": count, "fold": number}} for number in range(count)]
 
 
 @contextlib.contextmanager
@@ -105,8 +121,11 @@ def new(
     runner: Literal["process", "docker"] = "process",
     rehearsal: int = 0,
     last: str | None = None,
+    arguments: Mapping[str, JsonObject] | None = None,
 ) -> Iterator[Ready]:
     """Return a context with a new run whose steps execute on this machine, in a folder of its own, up to `last`.
+
+    For `arguments`, see `RunRecord`.
 
     Raises:
         UserError: The trainer's image cannot be built.
@@ -121,6 +140,7 @@ def new(
         record = launch.new_record(folder, configuration, rehearsal=rehearsal, runner=runner, platform=target)
         if last is not None:
             record.part = runs.Part(first=record.steps[0].name, last=last)
+        record.arguments = dict(arguments or {})
         folder.write(record)
         ready = Ready(folder, configuration, record)
         _build_trainer(ready, say)
@@ -138,10 +158,12 @@ def rerun(
     runner: Literal["process", "docker"] = "process",
     last: str | None = None,
     checked: bool = False,
+    arguments: Mapping[str, JsonObject] | None = None,
 ) -> Iterator[Ready]:
     """Return a context with a new run that executes one step of the run in `source`, or all from one on up to `last`.
 
-    The doctor's checks are made for a training, unless they were (`checked`).
+    The doctor's checks are made for a training, unless they were (`checked`). `arguments` (see `RunRecord`) are added
+    to those of the run in `source`.
 
     Raises:
         UserError: The run is on another platform, or it has not what the step needs, or not with these settings.
@@ -168,6 +190,7 @@ def rerun(
     with folder.held():
         started = launch.new_record(folder, configuration, runner=runner, platform=record.platform)
         started.part = part
+        started.arguments = {**record.arguments, **(arguments or {})}
         try:
             earlier.copy_outputs(source, folder, started)
         except BaseException:

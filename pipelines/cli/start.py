@@ -42,6 +42,7 @@ from slipway.pipelines.terminal import (
 )
 
 if TYPE_CHECKING:
+    from slipway.core.values import JsonObject
     from slipway.pipelines.api.starting import Ready
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.runs.record import RunFolder, RunRecord
@@ -129,6 +130,9 @@ def run(
         return
     if resume is None:
         configuration = configured(file, config, overrides, hardware)
+        folded: list[dict[str, JsonObject]] = []
+        if folds > 1:
+            configuration, folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
         check_runner_on(target, runner)
         if repeat > 1 and configuration.train.program and not configuration.train.receives_seed:
             from slipway.trainer.config import SEED
@@ -147,9 +151,8 @@ def run(
         show_cost(configuration, target, outcome.say)
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
-        elif folds > 1:
-            folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
-            _cross_validate(folded, target, outcome, runner)
+        elif folded:
+            _cross_validate(configuration, folded, target, outcome, runner)
         elif repeat > 1:
             repeated = _repeat(configuration, target, repeat, outcome, runner)
             if require_promotion and repeated.is_rejected:
@@ -194,22 +197,28 @@ def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome,
             repeats.append(quiet.of_local(repeated, deadline(earlier.seconds or 0.0 for earlier in (first, *repeats))))
     gate = configuration.evaluate.gate.of(configuration.task)
     values = [repeat.metrics[gate.among(repeat.metrics).name] for repeat in repeats]
-    seeds = f"evaluate.gate.seeds={json.dumps(values)}"
-    with starting.rerun(ready.folder, None, "evaluate", (seeds,), None, runner=runner.value) as evaluated:
+    arguments = {"evaluate": {"seed_metrics": values}}
+    with starting.rerun(
+        ready.folder, None, "evaluate", (), None, runner=runner.value, arguments=arguments
+    ) as evaluated:
         record = quiet.of_local(evaluated)
     _show_all([record, *repeats], f"{count} seeds", outcome, as_json=outcome.as_json)
     return record
 
 
-def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, runner: Runner) -> None:
+def _cross_validate(
+    configuration: RunConfig, folds: Sequence[dict[str, JsonObject]], target: str, outcome: Outcome, runner: Runner
+) -> None:
     """Prepare, train and evaluate once for each fold, register nothing, and show the metrics over all folds."""
     from slipway.pipelines.api import starting
     from slipway.pipelines.runs.deadline import deadline
 
     quiet = replace(outcome, as_json=False)
     records: list[RunRecord] = []
-    for configuration in folds:
-        with starting.new(configuration, target, quiet.say, runner=runner.value, last="evaluate") as ready:
+    for arguments in folds:
+        with starting.new(
+            configuration, target, quiet.say, runner=runner.value, last="evaluate", arguments=arguments
+        ) as ready:
             records.append(quiet.of_local(ready, deadline(earlier.seconds or 0.0 for earlier in records)))
     _show_all(records, f"{len(folds)} folds", outcome, as_json=outcome.as_json)
 

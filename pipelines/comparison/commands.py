@@ -72,7 +72,9 @@ def reproduce(
     outcome = Outcome(error_console if as_json else console, as_json=False)
     configuration = load(original.folder.configuration_file)
     show_warnings(starting.check(configuration, record.platform))
-    with starting.new(configuration, record.platform, outcome.say, runner=record.runner, last="train") as ready:
+    with starting.new(
+        configuration, record.platform, outcome.say, runner=record.runner, last="train", arguments=record.arguments
+    ) as ready:
         outcome.of_local(ready)
     result = reproduction.compare(original, selection.read(ready.folder))
     if as_json:

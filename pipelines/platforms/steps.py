@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +13,7 @@ from kfp.dsl.base_component import BaseComponent
 
 from slipway import steps
 from slipway.components.register_model.registration import NONE_ASKED
+from slipway.core.values import JsonObject
 from slipway.pipelines.step import Role, Task
 from slipway.pipelines.table import TASKS
 
@@ -49,6 +50,7 @@ class PlatformSteps(ABC):
         compares: Whether a run that trains only if the data have drifted finds that out; otherwise, it did before.
         metric: Metric that the trials of a search report; "" if the training is no search.
         memory: Memory in bytes to which the plan reduces the batch size; 0 for no limit.
+        arguments: Arguments of steps that no setting has, by step; see `RunRecord`.
     """
 
     last: str | None = None
@@ -56,6 +58,7 @@ class PlatformSteps(ABC):
     compares: bool = True
     metric: str = ""
     memory: int = 0
+    arguments: Mapping[str, JsonObject] = {}
 
     @abstractmethod
     def image(self, role: Role) -> str:
@@ -90,6 +93,7 @@ class PlatformSteps(ABC):
             task = steps.on_image(step, self.place(row))(*arguments, **options)
         else:
             row = TASKS[step.__name__.replace("_", "-")]
+            options |= self.arguments.get(step.__name__, {})
             task = step(*arguments, **options, image=self.place(row))
         return self.configure(task, row)
 

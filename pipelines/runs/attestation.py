@@ -61,7 +61,7 @@ def _statement(version: Path, folder: RunFolder, config: RunConfig, record: RunR
         "predicate": {
             "buildDefinition": {
                 "buildType": "urn:slipway:run:v1",
-                "externalParameters": {"configuration": configuration},
+                "externalParameters": {"configuration": configuration, "arguments": record.arguments},
                 "resolvedDependencies": _dependencies(folder, record),
             },
             "runDetails": {

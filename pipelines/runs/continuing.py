@@ -44,7 +44,9 @@ def new_run_with(record: RunRecord, options: str) -> str:
     """Return the command that starts a new run with the configuration of `record` and `options`."""
     target = "" if record.platform == LOCAL else f" --target {record.platform}"
     command = "rehearse" if record.rehearsal else "run"
-    return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
+    folds = record.arguments.get("prepare_data", {}).get("folds")
+    repeated = f" --folds {folds}" if folds else ""
+    return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target}{repeated} {options}"
 
 
 def next_command(record: RunRecord) -> str | None:

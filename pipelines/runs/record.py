@@ -135,7 +135,9 @@ class RunRecord:
     creates a new job; `tries` counts the jobs, and `trained` says whether an earlier one finished the training.
     `region` is where it runs, and `refused` lists the tries without quota or capacity. `requested` is when the
     platform was last asked to create the job, None once it has confirmed that. `rehearsal` is the number of steps
-    of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run, and
+    of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run.
+    `arguments` are those of steps that no setting has, by step: `folds` and `fold` of prepare_data (`--folds`), and
+    `seed_metrics` of evaluate (`--repeat`).
     `study` is the name of the search to which it belongs, which stops it with the status pruned if other trials are
     better; `searches` says whether its training is itself a search.
     `cost` is None if the training cost nothing, or its price is not known. `tracked` is the id of the run that the
@@ -150,6 +152,7 @@ class RunRecord:
     hardware: str
     rehearsal: int = 0
     part: Part | None = None
+    arguments: dict[str, JsonObject] = field(default_factory=dict)
     study: str | None = None
     searches: bool = False
     runner: Literal["process", "docker"] = "process"

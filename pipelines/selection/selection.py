@@ -34,7 +34,7 @@ FACTS = ("run", "status", "verdict", "seconds", "cost", "created", "platform", "
 
 @dataclass(frozen=True)
 class Row:
-    """A run: its record, its settings by dotted name, and what it was made with."""
+    """A run: its record, its settings and `RunRecord.arguments` by dotted name, and what it was made with."""
 
     folder: RunFolder
     record: RunRecord
@@ -112,6 +112,7 @@ def read(folder: RunFolder, record: RunRecord | None = None) -> Row:
     settings = yaml.load(file.read_bytes(), yaml.CSafeLoader) if file.is_file() else {}
     flat: JsonObject = {".".join(keys): value for keys, value in leaves(settings) if value != {}}
     record = record or folder.read()
+    flat |= {".".join(keys): value for keys, value in leaves(record.arguments)}
     options = by_option(flat.pop("train.arguments", None) or ())
     flat |= {f"train.arguments.{name}": value for name, value in options.items()}
     flat["hardware"] = record.hardware  # of several in the configuration, the one on which it ran

@@ -11,7 +11,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -182,7 +182,7 @@ def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
         ended=ended,
         parent=record.study,
         known=record.tracked,
-        parameters=_parameters(_settings(config)),
+        parameters=_parameters(_settings(config)) | _parameters(record.arguments),
         points=points,
         tags=_tags(folder, config, record),
         files=[folder.report_file] if ended and folder.report_file.is_file() else [],
@@ -235,7 +235,7 @@ def _settings(config: RunConfig) -> JsonObject:
     return values
 
 
-def _parameters(values: JsonObject) -> dict[str, str]:
+def _parameters(values: Mapping[str, object]) -> dict[str, str]:
     return {
         ".".join(keys): value if isinstance(value, str) and value else json.dumps(value)
         for keys, value in leaves(values)

@@ -131,7 +131,7 @@ def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
     seeds = [workspace.path / "runs" / record["run_id"] / "config.yaml" for record in records]
     loaded = [load_yaml(file.read_text(), "") for file in seeds]
     assert [each["train"]["seed"] for each in loaded] == [0, 1]
-    assert loaded[0]["evaluate"]["gate"]["seeds"] == [records[1]["metrics"]["accuracy"]]
+    assert records[0]["arguments"] == {"evaluate": {"seed_metrics": [records[1]["metrics"]["accuracy"]]}}
     assert records[0]["part"]["first"] == "evaluate", "of the first training, once the gate had the other's metric"
     assert len({steps(record)["train"]["outputs"]["weights_checksum"] for record in records}) == 2
     assert [record["model"] for record in records] == [str(workspace.path / "models" / "repeated" / "1"), None]
@@ -174,12 +174,30 @@ def test_each_fold_is_a_run_that_registers_nothing(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
     records = [workspace.record(run_id) for run_id in found["runs"]]
+    assert [record["arguments"] for record in records] == [
+        {"prepare_data": {"folds": 2, "fold": number}} for number in range(2)
+    ]
     assert sum(record["metrics"]["examples"] for record in records) == 1797  # all digits
     assert [record["model"] for record in records] == [None, None]
     assert not (tmp_path / "models").exists()
     accuracies = [record["metrics"]["accuracy"] for record in records]
     assert found["metrics"]["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
     assert "metrics over 2 folds: mean, 95% confidence interval" in result.stderr
+    reproduced = workspace.slipway("runs", "reproduce", found["runs"][0], "--verify")
+    assert reproduced.returncode == 0, reproduced.stdout + reproduced.stderr
+    prepared = workspace.slipway("run", "--only", "prepare_data", "--from", found["runs"][1])
+    assert prepared.returncode == 0, prepared.stdout + prepared.stderr
+    assert workspace.record()["steps"][0]["outputs"] == records[1]["steps"][0]["outputs"] | {
+        "statistics": workspace.record()["steps"][0]["outputs"]["statistics"]
+    }
+
+
+def test_only_data_that_slipway_prepares_are_divided_into_folds(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    (tmp_path / "own.yaml").write_text("name: own\ntrain: {module: own}\n")
+    (tmp_path / "own.py").touch()
+    refused = workspace.call("run", "-c", "own.yaml", "--folds", "2")
+    assert (refused.returncode, "can be divided into folds" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
 from slipway.components.prepare_data.listing.index import BundleOf, Listing
 from slipway.components.prepare_data.listing.lists import KEY_START, RANK_BYTES
-from slipway.components.prepare_data.listing.split import check_every_class, check_fold, split_fractions
+from slipway.components.prepare_data.listing.split import Fold, check_every_class, check_fold, split_fractions
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.core.errors import UserError
@@ -67,13 +67,15 @@ class Bundles:
     Args:
         listing: The examples, listed with their bundles.
         settings: The user's settings.
+        fold: The fold that is the test split.
 
     Raises:
         UserError: A bundle is in two of the source's splits, or a class has too few bundles for the splits.
     """
 
-    def __init__(self, listing: Listing, settings: DataSettings) -> None:
+    def __init__(self, listing: Listing, settings: DataSettings, fold: Fold | None = None) -> None:
         self._settings = settings
+        self._fold = fold
         self._groups = list(listing.groups)
         self.divided: dict[Group, dict[str, int]] = {group: {} for group in self._groups}
         if listing.rows is not None:
@@ -101,7 +103,7 @@ class Bundles:
             if split in (None, "train"):
                 examples[label] += total
                 bundles[label] += count
-        source_splits, fold = {split for split, _ in self._groups}, self._settings.fold
+        source_splits, fold = {split for split, _ in self._groups}, self._fold
         check_fold(source_splits, fold)
         fractions = split_fractions(source_splits, self._settings.split)
         if fold is not None:  # a bundle's fold, and the split in which it is otherwise
@@ -128,9 +130,9 @@ class Bundles:
         (source_split,) = keys
         if source_split in (None, "train"):
             split = chooser.choose({label: count for (_, label), count in counts.items()})
-            if self._settings.fold is not None:
+            if self._fold is not None:
                 chosen, _, split = split.partition(" ")
-                split = "test" if int(chosen) == self._settings.fold.number else split
+                split = "test" if int(chosen) == self._fold.number else split
         else:
             split = source_split
         for group, count in counts.items():

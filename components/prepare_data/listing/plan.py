@@ -16,7 +16,7 @@ from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.repeats import Blocks
-from slipway.components.prepare_data.listing.split import Amount
+from slipway.components.prepare_data.listing.split import Amount, Fold
 from slipway.components.prepare_data.settings import DataSettings, TextSettings
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.validation.sampling import check_for
@@ -33,7 +33,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "resize", "resize_mode", "fold")
+DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "resize", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Plan:
         shards: The number of shards of each split.
         bytes: The approximate size of all shards.
         source_bytes: The same if images were stored unchanged.
+        fold: The fold that is the test split; None without folds.
     """
 
     classes: list[str]
@@ -53,11 +54,12 @@ class Plan:
     shards: dict[str, int]
     bytes: int
     source_bytes: int
+    fold: Fold | None = None
 
     @classmethod
     def of(
         cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int,
-        labels: Iterable[str] = (),
+        labels: Iterable[str] = (), fold: Fold | None = None,
     ) -> Plan:  # fmt: skip
         """Plan the division of all examples; `labels` are those of the task multilabel.
 
@@ -69,7 +71,7 @@ class Plan:
         classes = source.classes(label_names) if source.task != "regression" else []
         if source.task == "multilabel" and not label_names:
             raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
-        divided = splitting.divide(counts, settings.split, settings.fold, source.item)
+        divided = splitting.divide(counts, settings.split, fold, source.item)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
         amounts = whole
         if settings.stored_size is not None:
@@ -82,7 +84,7 @@ class Plan:
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
         size, source_size = (sum(amount.bytes for amount in by_split.values()) for by_split in (amounts, whole))
-        return cls(classes, splitting.all_blocks(divided, settings.fold), shards, size, source_size)
+        return cls(classes, splitting.all_blocks(divided, fold), shards, size, source_size, fold)
 
     def dividing(self, blocks: Mapping[Group, Blocks], copies: Iterable[str]) -> Plan:
         """Return the plan with other blocks, after examples were skipped or grouped; the number of shards is kept.
@@ -144,16 +146,18 @@ class Target:
         return hashlib.sha256(json.dumps({**self.about, **content}, sort_keys=True).encode()).hexdigest()
 
     @classmethod
-    def of(cls, source: Source, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
+    def of(
+        cls, source: Source, listed: Summary, settings: DataSettings, replicas: int, name: str, fold: Fold | None = None
+    ) -> Target:
         """Return the target for a listing.
 
         Raises:
             UserError: A class has no image for one of the splits.
         """
-        plan = Plan.of(source, listed.groups, settings, replicas, listed.labels)
+        plan = Plan.of(source, listed.groups, settings, replicas, listed.labels, fold)
         about: JsonObject = {
             "format": FORMAT,
-            "settings": stored_settings(settings, name, plan.examples()),
+            "settings": stored_settings(settings, name, plan),
             "shards": plan.shards,
         }
         if plan.classes != sorted({label for _, label in listed.groups}):
@@ -176,10 +180,10 @@ def identity(fingerprint: str) -> str:
     return fingerprint[:IDENTITY_DIGITS]
 
 
-def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObject:
-    """Return the settings on which the bytes of a data set of `images` images depend."""
+def stored_settings(settings: DataSettings, name: str, plan: Plan) -> JsonObject:
+    """Return the settings on which the bytes of a data set depend."""
     stored = settings.model_dump(mode="json", exclude={"source", "uri", "store", "workers", "tfds", "module", "beam"})
-    stored["check"] = check_for(settings, images)
+    stored["check"] = check_for(settings, plan.examples())
     if stored["check"] != "sample":
         del stored["check_sample"]
     if stored["damaged"] == "warn":  # the images are the same as without the setting
@@ -198,6 +202,7 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
     elif settings.text.vocabulary is not None:
         entries = "\n".join(read_vocabulary(settings.text.vocabulary))
         stored["text"]["vocabulary"] = hashlib.sha256(entries.encode()).hexdigest()
-    return {name: value for name, value in stored.items() if value is not None or name not in DESCRIBING} | {
-        "name": name
-    }
+    stored["name"] = name
+    if plan.fold is not None:
+        stored["fold"] = dataclasses.asdict(plan.fold)
+    return {setting: value for setting, value in stored.items() if value is not None or setting not in DESCRIBING}

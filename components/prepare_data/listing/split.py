@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from slipway.components.prepare_data.examples import SPLITS, Group
-from slipway.components.prepare_data.settings import FoldSettings, SplitFractions
+from slipway.components.prepare_data.settings import SplitFractions
 from slipway.core.errors import UserError
 from slipway.core.formatted import format_of
 
@@ -25,6 +25,26 @@ class Amount:
 
     examples: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The fold of a cross-validation that is the test split; each example is in exactly one fold.
+
+    `of` is the number of folds, at least 2, and `number` is that of this one, from 0.
+    """
+
+    of: int
+    number: int
+
+    def __post_init__(self) -> None:
+        if not (self.of >= 2 and 0 <= self.number < self.of):
+            raise UserError(
+                f"There is no fold {self.number} of {self.of} folds.",
+                setting="fold",
+                value=self.number,
+                allowed="0 to the number of folds - 1, of at least 2 folds",
+            )
 
 
 def portions(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
@@ -51,30 +71,30 @@ def split_fractions(source_splits: Collection[str | None], fractions: SplitFract
     return {name: fraction_of[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in source_splits}
 
 
-def check_fold(source_splits: Collection[str | None], fold: FoldSettings | None) -> None:
+def check_fold(source_splits: Collection[str | None], fold: Fold | None) -> None:
     """Raise UserError if a source with splits of its own is to be divided into folds."""
     if fold is not None and not {*source_splits} <= {None, "train"}:
         raise UserError(
             "The source defines splits, so the test split cannot be one of several folds.",
-            setting="data.fold",
-            value=fold.model_dump(),
+            setting="--folds",
+            value=fold.of,
             allowed="only for sources without splits",
-            fix="remove them from the source; or without folds, --set data.fold=null",
+            fix="remove them from the source; or run without --folds",
         )
 
 
-def _of_fold(count: int, parts: Mapping[str, float], fold: FoldSettings) -> dict[str, int]:
+def _of_fold(count: int, parts: Mapping[str, float], fold: Fold) -> dict[str, int]:
     """Return the number of examples in each split if a fold is the test split."""
     start, end = _bounds(count, fold)
     rest = {name: fraction for name, fraction in parts.items() if name != "test"}
     return {"test": end - start, **portions(count - (end - start), rest)}
 
 
-def _bounds(count: int, fold: FoldSettings) -> tuple[int, int]:
+def _bounds(count: int, fold: Fold) -> tuple[int, int]:
     return fold.number * count // fold.of, (fold.number + 1) * count // fold.of
 
 
-def blocks(parts: Mapping[str, int], fold: FoldSettings | None) -> list[tuple[str, int]]:
+def blocks(parts: Mapping[str, int], fold: Fold | None) -> list[tuple[str, int]]:
     """Return the splits of a group's examples in their order, as blocks of the same split and their sizes.
 
     The test split of a fold begins where that of the fold before ends.
@@ -91,15 +111,13 @@ def blocks(parts: Mapping[str, int], fold: FoldSettings | None) -> list[tuple[st
     return before + after
 
 
-def all_blocks(
-    divided: Mapping[Group, Mapping[str, int]], fold: FoldSettings | None
-) -> dict[Group, list[tuple[str, int]]]:
+def all_blocks(divided: Mapping[Group, Mapping[str, int]], fold: Fold | None) -> dict[Group, list[tuple[str, int]]]:
     """Return the `blocks` of each group."""
     return {group: blocks(parts, fold) for group, parts in divided.items()}
 
 
 def divide(
-    groups: Mapping[Group, int], fractions: SplitFractions, fold: FoldSettings | None = None, item: str = "image"
+    groups: Mapping[Group, int], fractions: SplitFractions, fold: Fold | None = None, item: str = "image"
 ) -> dict[Group, dict[str, int]]:
     """Return the number of examples of each group in each split; every class is in all three splits.
 

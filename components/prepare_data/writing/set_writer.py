@@ -320,20 +320,22 @@ class SetWriter:
 
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""
-        skipped, settings = self._skipped, self._settings
+        skipped, settings, fold = self._skipped, self._settings, self._plan.fold
         counts = self._listing.remove(skipped.unusable) if skipped.reasons else {}
         if self.groups_images and skipped.groups:
             self._listing.merge(skipped.groups)
         repeats, blocks = self._listing.repeats, self._plan.blocks
         if self._bundled:
-            blocks = {group: [*parts.items()] for group, parts in Bundles(self._listing, settings).divided.items()}
+            blocks = {
+                group: [*parts.items()] for group, parts in Bundles(self._listing, settings, fold).divided.items()
+            }
         elif skipped.reasons:
-            divided = splitting.divide(counts, settings.split, settings.fold, self._source.item)
-            blocks = splitting.all_blocks(divided, settings.fold)
+            divided = splitting.divide(counts, settings.split, fold, self._source.item)
+            blocks = splitting.all_blocks(divided, fold)
         elif not repeats.are_together:
             return self._plan
         if repeats.are_together:
-            blocks = whole(blocks, self._listing.run_ends(), settings.fold.of if settings.fold else None)
+            blocks = whole(blocks, self._listing.run_ends(), fold.of if fold else None)
         return self._plan.dividing(blocks, skipped.copies.values())
 
     def _tasks(self, name: str, plan: Plan) -> dict[tuple[str, int], ShardTask]:
@@ -414,7 +416,7 @@ class SetWriter:
             name=name,
             fingerprint=fingerprint,
             source=settings.source,
-            settings=stored_settings(settings, name, self._plan.examples()),
+            settings=stored_settings(settings, name, self._plan),
             task=source.task,
             classes=classes,
             target=self._target(train[LABEL], everything[LABEL], results["train"])

@@ -58,7 +58,14 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
         training = pipeline(config, platform=platform.steps(folder.image_file.read_text()))
     else:
         image = folder.image_file.read_text() if containers else ""
-        training = pipeline(config, rehearsal=rehearsal, image=image, earlier=earlier, last=part.last if part else None)
+        training = pipeline(
+            config,
+            rehearsal=rehearsal,
+            image=image,
+            earlier=earlier,
+            last=part.last if part else None,
+            arguments=record.arguments,
+        )
     compiler.Compiler().compile(training, str(folder.specification_file))
     finished = folder.artifacts / ".finished"
     if earlier:

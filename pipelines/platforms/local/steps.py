@@ -4,7 +4,7 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from kfp import compiler, dsl
 from kfp.dsl.base_component import BaseComponent
 
 from slipway import steps
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
@@ -33,7 +34,7 @@ class LocalSteps(PlatformSteps):
 
     No permissions are checked. A rehearsal registers no model, and evaluates none of a custom program. In containers,
     a program with an image of its own (`own_image`) is started from a process, which runs a container for each replica.
-    The results of the tasks `earlier` are in kfp's cache.
+    The results of the tasks `earlier` are in kfp's cache. `arguments` are those of steps that no setting has.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class LocalSteps(PlatformSteps):
         own_image: bool = False,
         earlier: Sequence[str] = (),
         last: str | None = None,
+        arguments: Mapping[str, JsonObject] | None = None,
     ) -> None:
         self.rehearsal = rehearsal
+        self.arguments = arguments or {}
         self.last = last
         self.registers = not rehearsal and last != "evaluate"
         self._earlier = frozenset(earlier)
@@ -95,16 +98,22 @@ def pipeline(
     image: str = "",
     earlier: Sequence[str] = (),
     last: str | None = None,
+    arguments: Mapping[str, JsonObject] | None = None,
     platform: PlatformSteps | None = None,
 ) -> BaseComponent:
-    """Return the pipeline for this machine, in containers of `image` if it is set, or for `platform`.
+    """Return the pipeline for this machine; see `LocalSteps` for its arguments. Or, return that for `platform`.
 
-    It ends after the step `last`; kfp's cache has the results of the tasks `earlier`. Its parameters are the run's id,
-    its training output, the champion's folder and those of the configuration.
+    Its parameters are the run's id, its training output, the champion's folder and those of the configuration.
     """
     if platform is None:
-        own_image = config.train.image is not None
-        platform = LocalSteps(rehearsal=rehearsal, image=image, own_image=own_image, earlier=earlier, last=last)
+        platform = LocalSteps(
+            rehearsal=rehearsal,
+            image=image,
+            own_image=config.train.image is not None,
+            earlier=earlier,
+            last=last,
+            arguments=arguments,
+        )
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -188,10 +189,10 @@ def test_other_classes_of_the_champion_are_said() -> None:
     assert reasons[2].startswith("The champion also has the classes rose, daisy,")
 
 
-def compared(p_value: float, value: float = 0.98, **gate: object) -> Verdict:
+def compared(p_value: float, value: float = 0.98, seeds: Sequence[float] = (), **gate: object) -> Verdict:
     comparison = Comparison("McNemar's exact test", p_value, "only this model is right on 9 of 400 examples")
     champion = Opponent("version 3", {"accuracy": 0.97}, comparison=comparison)
-    return decide(GateSettings(**gate), {"accuracy": value}, champion, NONE_YET)
+    return decide(GateSettings(**gate), {"accuracy": value}, champion, NONE_YET, seed_metrics=seeds)
 
 
 @pytest.mark.parametrize(("p_value", "decision"), [(0.0498, "promote"), (0.05, "promote"), (0.0502, "reject")])
@@ -237,7 +238,7 @@ def test_without_a_significance_the_p_value_is_only_reported() -> None:
 )
 def test_the_mean_over_seeds_is_significantly_better_too(seeds: tuple[float, ...], decision: str) -> None:
     """Else, one seed of many is promoted by luck."""
-    found = compared(0.001, seeds=list(seeds), significance=0.05)
+    found = compared(0.001, seeds=seeds, significance=0.05)
     values = np.array([0.98, *seeds])
     low, _ = scipy.stats.t.interval(0.95, 3, values.mean(), values.std(ddof=1) * np.sqrt(1 / 4 + 1))
     assert (low > 0.97) == (decision == "promote"), "0.97 is outside of the prediction interval of one more training"
@@ -249,7 +250,7 @@ def test_the_mean_over_seeds_is_significantly_better_too(seeds: tuple[float, ...
         f"difference is {expected:.4g} (t-test, with the champion as one more training): "
         f"it is {negation}significantly better."
     )
-    assert compared(0.001, seeds=list(seeds)).decision == "promote", "without a significance it is only reported"
+    assert compared(0.001, seeds=seeds).decision == "promote", "without a significance it is only reported"
 
 
 def test_equal_trainings_are_rarely_better_over_seeds() -> None:
@@ -269,7 +270,7 @@ def test_a_mean_over_seeds_that_is_significantly_worse_is_rejected() -> None:
 
 def test_seeds_are_not_compared_on_other_examples_than_the_champion() -> None:
     champion = Opponent("version 3", {"accuracy": 0.97}, ours={"accuracy": 0.98})
-    found = decide(GateSettings(seeds=[0.9, 0.91]), {"accuracy": 0.98}, champion, NONE_YET)
+    found = decide(GateSettings(), {"accuracy": 0.98}, champion, NONE_YET, seed_metrics=[0.9, 0.91])
     assert found.decision == "promote"
     assert "The mean over the seeds is not compared: the champion is measured on other examples" in found.reasons[-1]
 

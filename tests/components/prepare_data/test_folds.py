@@ -10,6 +10,7 @@ import pytest
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import read_records
+from slipway.components.prepare_data.listing.split import Fold
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 
@@ -43,8 +44,8 @@ def test_the_test_splits_of_all_folds_are_the_examples(
         name, column = f"csv:{write_table(tmp_path / 'rows.csv')}", "column:owner"
     tested: list[str] = []
     for number in range(FOLDS):
-        fold = {"of": FOLDS, "number": number}
-        prepared = prepare(make_settings(name, fold=fold, group_by=column if group_by else None), 1)
+        settings = make_settings(name, group_by=column if group_by else None)
+        prepared = prepare(settings, 1, fold=Fold(FOLDS, number))
         splits = {split: keys(prepared, split) for split in ("train", "validation", "test")}
         every = [key for found in splits.values() for key in found]
         assert len(every) == len(set(every)) == (120 if source == "images" else 180)

@@ -335,13 +335,13 @@ def test_each_fold_of_a_cross_validation_is_a_run_that_registers_nothing(kernel:
     assert cell.error is None, cell.error
     assert cell.result and cell.result.startswith("metrics over 2 folds: mean, 95% confidence interval of the mean")
     assert value(kernel, "[sum(each.metrics['examples'] for each in found.runs), len(found.runs)]") == [1797, 2]
-    assert value(kernel, "[each.settings['data.fold.number'] for each in found.runs]") == [0, 1]
+    assert value(kernel, "[each.settings['prepare_data.fold'] for each in found.runs]") == [0, 1]
     assert value(kernel, "[each.steps['register_model'] for each in found.runs]") == ["skipped"] * 2
     accuracies = value(kernel, "[each.metrics['accuracy'] for each in found.runs]")
     assert isinstance(accuracies, list)
     assert value(kernel, "found.metrics['accuracy'].mean") == pytest.approx(sum(accuracies) / 2)
     refused = kernel.execute("slipway.cross_validate(folds=1)")
-    assert "data.fold.of" in str(refused.error) + refused.text
+    assert "at least 2 folds" in str(refused.error) + refused.text
 
 
 def test_one_step_is_run_again_as_a_new_run(kernel: Kernel, first: Cell) -> None:

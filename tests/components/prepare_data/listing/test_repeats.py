@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import read_examples
 from slipway.components.prepare_data.listing.repeats import whole
-from slipway.components.prepare_data.listing.split import blocks, divide
+from slipway.components.prepare_data.listing.split import Fold, blocks, divide
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.settings import DataSettings, FoldSettings, SplitFractions
+from slipway.components.prepare_data.settings import DataSettings, SplitFractions
 from slipway.core.seen import of_split
 
 MakeSettings = Callable[..., DataSettings]
@@ -207,7 +207,7 @@ def test_each_row_is_in_the_test_split_of_one_fold(tmp_path: Path, ids: bool) ->
     source = (with_ids if ids else as_csv)(tmp_path, rows(60) * 3)
     tested: dict[tuple[object, ...], int] = defaultdict(int)
     for number in range(5):
-        prepared = prepare(settings_of(source, tmp_path, fold={"of": 5, "number": number}), 1)
+        prepared = prepare(settings_of(source, tmp_path), 1, fold=Fold(5, number))
         for key, splits in splits_of(prepared).items():
             assert len({*splits}) == 1 and len(splits) == 3
             tested[key] += splits[0] == "test"
@@ -218,12 +218,10 @@ def test_each_row_is_in_the_test_split_of_one_fold(tmp_path: Path, ids: bool) ->
     sets=st.lists(st.integers(1, 9), min_size=1, max_size=60),
     fold=st.one_of(
         st.none(),
-        st.sampled_from([3, 7]).flatmap(
-            lambda of: st.integers(0, of - 1).map(lambda number: FoldSettings(of=of, number=number))
-        ),
+        st.sampled_from([3, 7]).flatmap(lambda of: st.integers(0, of - 1).map(lambda number: Fold(of, number))),
     ),
 )
-def test_blocks_end_between_sets_of_equal_rows(sets: list[int], fold: FoldSettings | None) -> None:
+def test_blocks_end_between_sets_of_equal_rows(sets: list[int], fold: Fold | None) -> None:
     group, count, ends = (None, "a"), sum(sets), np.cumsum(sets)
     if count < 7:
         return

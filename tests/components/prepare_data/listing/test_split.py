@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data.listing.split import Amount, blocks, divide, portions, shard_count
-from slipway.components.prepare_data.settings import FoldSettings, SplitFractions
+from slipway.components.prepare_data.listing.split import Amount, Fold, blocks, divide, portions, shard_count
+from slipway.components.prepare_data.settings import SplitFractions
 from slipway.core.errors import UserError
 
 shares = st.dictionaries(st.text(max_size=3), st.floats(0.01, 1), min_size=1, max_size=4)
@@ -89,7 +89,7 @@ def test_a_set_that_would_fill_few_shards_has_several_for_several_cores() -> Non
 def test_each_example_is_in_the_test_split_of_one_fold(folds: int, count: int) -> None:
     tested = []
     for number in range(folds):
-        fold = FoldSettings(of=folds, number=number)
+        fold = Fold(of=folds, number=number)
         parts = divide({(None, "cat"): count}, SplitFractions(), fold)[None, "cat"]
         order = [split for split, size in blocks(parts, fold) for _ in range(size)]
         assert {split: order.count(split) for split in parts} == parts
@@ -99,8 +99,8 @@ def test_each_example_is_in_the_test_split_of_one_fold(folds: int, count: int) -
 
 
 def test_a_source_with_a_test_split_has_no_folds() -> None:
-    fold = FoldSettings(of=5, number=1)
+    fold = Fold(of=5, number=1)
     with pytest.raises(UserError, match="cannot be one of several folds") as error:
         divide({("test", "cat"): 9, ("train", "cat"): 90}, SplitFractions(), fold)
-    assert error.value.setting == "data.fold"
+    assert error.value.setting == "--folds"
     assert divide({("train", "cat"): 90}, SplitFractions(), fold)["train", "cat"]["test"] == 18
