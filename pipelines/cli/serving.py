@@ -142,15 +142,15 @@ def serve(
     models.say_once(chosen, registry, trust=trust or key is not None)
     from slipway.core import dsse
     from slipway.serving import app
+    from slipway.serving.reloader import Served
     from slipway.serving.sampling import RequestLog
     from slipway.serving.settings import Limits, ServerSettings
 
     _check_port(host, port)
 
-    def served(selected: models.Chosen) -> app.Served:
-        return app.Served(
-            str(selected), selected.folder, selected.module, None if selected.version is None else str(selected)
-        )
+    def served(selected: models.Chosen) -> Served:
+        signed_as = None if selected.version is None else str(selected)
+        return Served(str(selected), selected.folder, selected.module, signed_as)
 
     limits = Limits(max_batch=max_batch, max_delay=max_delay / 1000)
     public = None if key is None else dsse.read_key(str(key), private=False, setting="--key")
@@ -159,8 +159,8 @@ def serve(
     server = app.Server(
         settings, lambda: served(models.find(model, registry, module) if chosen.follow else chosen), log
     )
-    server.verify(served(chosen))
-    server.use(models.ready(chosen, server.warm_sizes), served(chosen))
+    server.reloader.verify(served(chosen))
+    server.reloader.use(models.ready(chosen, server.reloader.warm_sizes), served(chosen))
     app.log_as_json()
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0") else f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}"

@@ -19,7 +19,7 @@ from slipway.serving.settings import MODULE_VARIABLE, STORAGE_VARIABLE, ServerSe
 from slipway.trainer.distributed.verification import verify_machine
 
 if TYPE_CHECKING:
-    from slipway.serving.app import Served
+    from slipway.serving.reloader import Served
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def model_source(uri: str, module: str | None) -> Iterator[Callable[[], Served]]
     Raises:
         UserError: The model's folder does not exist on this machine.
     """
-    from slipway.serving.app import Served
+    from slipway.serving.reloader import Served
     from slipway.serving.storage import SCHEME, download
 
     if not uri.startswith(SCHEME):

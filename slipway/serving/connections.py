@@ -17,8 +17,9 @@ import os
 import resource
 import signal
 import socket
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -26,6 +27,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from slipway.core.errors import UserError
 from slipway.serving.settings import ServerSettings
 
 # File descriptors that are not for connections: the model's files, the log, libraries.
@@ -41,18 +43,17 @@ DRAIN_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Server(Protocol):
-    """What connections use of `slipway.serving.app.Server`."""
+@dataclass
+class Lifecycle:
+    """What the server's parts know of its end.
 
-    settings: ServerSettings
-    stopping: bool
+    Attributes:
+        stopping: Whether it accepts requests only for a while.
+        refusal: The user's mistake for which nothing can be served, and the server stops; None if there is none.
+    """
 
-    @property
-    def refusal(self) -> Any:
-        """Why the server does not start; None if it does."""
-
-    def app(self) -> ASGIApp:
-        """Return the application."""
+    stopping: bool = False
+    refusal: UserError | None = None
 
 
 class _Waiting:
@@ -83,9 +84,9 @@ class _Connection(HttpToolsProtocol):
     of those that never had a complete one. If all others are busy, the new one is closed.
     """
 
-    def __init__(self, server: Server, waiting: _Waiting, **values: Any) -> None:
+    def __init__(self, settings: ServerSettings, lifecycle: Lifecycle, waiting: _Waiting, **values: Any) -> None:
         super().__init__(**values)
-        self._server, self._waiting = server, waiting
+        self._settings, self._lifecycle, self._waiting = settings, lifecycle, waiting
         self._unread = 0  # bytes of the request's header, or since the last bytes of its body
         self._arriving = False  # whether a request has begun and is not complete
         self._draining = False  # whether the server has stopped listening
@@ -115,7 +116,7 @@ class _Connection(HttpToolsProtocol):
         super().data_received(data)
         if not self._arriving:
             return
-        if self._unread > (limit := self._server.settings.max_header):
+        if self._unread > (limit := self._settings.max_header):
             self._refuse(431, f"The request's header has more than {limit:,} bytes.")
         elif self._timer is None:
             self._start_timer()
@@ -130,7 +131,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if self._server.stopping:
+        if self._lifecycle.stopping:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -165,10 +166,10 @@ class _Connection(HttpToolsProtocol):
 
     def _restart_timer(self, seconds: float) -> None:
         self._stop_timer()
-        self._start_timer(min(seconds, self._server.settings.limits.timeout))
+        self._start_timer(min(seconds, self._settings.limits.timeout))
 
     def _start_timer(self, seconds: float | None = None) -> None:
-        self._timer = self.loop.call_later(seconds or self._server.settings.limits.timeout, self._time_out)
+        self._timer = self.loop.call_later(seconds or self._settings.limits.timeout, self._time_out)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -212,14 +213,13 @@ class Listener(uvicorn.Server):
     After SIGTERM, it still accepts requests for a while, with an unhealthy state, and answers all that it has accepted.
     """
 
-    def __init__(self, server: Server) -> None:
-        settings = server.settings
+    def __init__(self, app: ASGIApp, settings: ServerSettings, lifecycle: Lifecycle) -> None:
         super().__init__(
             uvicorn.Config(
-                guarded(server.app(), settings.host, settings.origins),
+                guarded(app, settings.host, settings.origins),
                 host=settings.host,
                 port=settings.port,
-                http=cast(type[asyncio.Protocol], functools.partial(_Connection, server, _Waiting())),
+                http=cast(type[asyncio.Protocol], functools.partial(_Connection, settings, lifecycle, _Waiting())),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -230,7 +230,7 @@ class Listener(uvicorn.Server):
                 server_header=False,
             )
         )
-        self._server = server
+        self._settings, self._lifecycle = settings, lifecycle
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: Any = None) -> None:
@@ -238,7 +238,7 @@ class Listener(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        again, self._server.stopping = self._server.stopping, True
+        again, self._lifecycle.stopping = self._lifecycle.stopping, True
         if again or sig == signal.SIGINT or self._loop is None:
             self.should_exit = True
             return
@@ -246,17 +246,17 @@ class Listener(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._exit_later, self._loop)
 
     def _exit_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.call_later(self._server.settings.linger, self._exit)
+        loop.call_later(self._settings.linger, self._exit)
         logger.info("stopping: finishing the accepted requests")
 
     def _exit(self) -> None:
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._server.refusal is not None
+        return await super().on_tick(counter) or self._lifecycle.refusal is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._server.stopping = True
+        self._lifecycle.stopping = True
         for accepted in self._close_listeners():
             with contextlib.suppress(OSError):
                 await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)

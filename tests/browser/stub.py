@@ -15,9 +15,10 @@ import numpy as np
 from PIL import Image
 
 from slipway.core.manifest import Input, Manifest
-from slipway.serving.app import Served, Server
+from slipway.serving.app import Server
 from slipway.serving.kinds import Field
 from slipway.serving.model import INSTANCES, PREDICTIONS, Model
+from slipway.serving.reloader import Served
 from slipway.trainer.export.examples import FILE_NAME
 from slipway.trainer.export.export import inputs_and_classes
 from tests.components.evaluate.conftest import png
@@ -115,7 +116,7 @@ class Stub:
     def use(self, model: Model, name: str) -> None:
         (model.folder / "weights").touch()
         self._name = name
-        self.server.use(model, Served(name, model.folder))
+        self.server.reloader.use(model, Served(name, model.folder))
 
     @property
     def port(self) -> int:

@@ -217,14 +217,15 @@ def test_the_server_stops_and_returns_and_the_same_file_can_be_chosen_again(
 
 def test_a_model_that_cannot_be_loaded_says_why_until_it_can(folder: Path, page: Chromium) -> None:
     server = Stub(stub.images(folder), "digits/1")
-    model, server.server.model = server.server.model, None
-    server.server.failure, server.server.failed = OSError(5, "Input/output error"), "digits/1"
-    server.server._seen = None
-    server.server._source = lambda: stub.Served("digits/1", folder / "missing")
+    reloader = server.server.reloader
+    model, reloader.model = reloader.model, None
+    reloader.failure, reloader.failed = OSError(5, "Input/output error"), "digits/1"
+    reloader._identity = None
+    reloader._source = lambda: stub.Served("digits/1", folder / "missing")
     with server.serving():
         page.open(server.url)
         page.says("The server could not load digits/1: [Errno 2] No such file or directory", "#problem")
-        server.server._source = lambda: stub.Served("digits/1", folder)
+        reloader._source = lambda: stub.Served("digits/1", folder)
         assert model is not None
         server.use(model, "digits/1")
         page.says("digits/1", "h1")

@@ -19,6 +19,7 @@ from slipway.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
     from slipway.serving.app import Server
+    from slipway.serving.connections import Listener
 
 
 def free_port() -> int:
@@ -58,16 +59,20 @@ def health(port: int) -> int | None:
     return None
 
 
+def listening(server: Server) -> Listener:
+    from slipway.serving.connections import Listener
+
+    return Listener(server.app(), server.settings, server.lifecycle)
+
+
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[int]:
     """Serve in a thread of this process, and return the port."""
-    from slipway.serving.connections import Listener
-
-    runner = Listener(server)
+    runner = listening(server)
     thread = threading.Thread(target=runner.run)
     thread.start()
     try:
-        until(lambda: runner.started and (server.model is not None or server.failure is not None))
+        until(lambda: runner.started and (server.reloader.model is not None or server.reloader.failure is not None))
         yield server.settings.port
     finally:
         runner.should_exit = True

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from slipway.core.manifest import SignatureName
-from slipway.serving.app import Served, Server
+from slipway.serving.app import Server
 from slipway.serving.instances import of_body
 from slipway.serving.kinds import Field
 from slipway.serving.model import Model
+from slipway.serving.reloader import Served
 from slipway.serving.settings import ServerSettings
 from tests.serving.test_instances import image
 

@@ -21,12 +21,13 @@ import pytest
 pytest.importorskip("starlette")
 
 from slipway.serving import connections
-from slipway.serving.app import Served, Server
+from slipway.serving.app import Server
 from slipway.serving.connections import Listener
 from slipway.serving.kinds import Field
 from slipway.serving.model import Model
+from slipway.serving.reloader import Served
 from slipway.serving.settings import Limits
-from tests.serving.client import ask, health, process, serving, settings, until
+from tests.serving.client import ask, health, listening, process, serving, settings, until
 
 START = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 BODY = json.dumps({"instances": [{"x": 1}]}).encode()
@@ -45,7 +46,7 @@ def doubling(folder: Path, function: Callable[[Any], Any] | None = None, **value
         function or (lambda arrays: (None, {"prediction": arrays["x"] * 2})),
     )
     server = Server(settings(**values), lambda: Served("doubling", folder))
-    server.use(model, Served("doubling", folder))
+    server.reloader.use(model, Served("doubling", folder))
     return server
 
 
@@ -120,7 +121,7 @@ def test_announced_bodies_use_no_memory_and_the_oldest_incomplete_ones_are_refus
         announced[0].setblocking(False)
         with pytest.raises(BlockingIOError):  # is not closed
             announced[0].recv(1)
-        assert server._bodies == sum(server._incomplete.values()) <= 100_000
+        assert server.bodies._reserved == sum(server.bodies._incomplete.values()) <= 100_000
 
 
 @pytest.mark.slow
@@ -155,7 +156,7 @@ def test_a_connection_above_the_limit_costs_constant_time(tmp_path: Path, monkey
     monkeypatch.setattr(connections, "_max_connections", lambda: connections.MAX_CONNECTIONS)
 
     async def measure() -> float:
-        listener = Listener(doubling(tmp_path))
+        listener = listening(doubling(tmp_path))
         listener.config.load()
         listener.lifespan = listener.config.lifespan_class(listener.config)
         made = [listener._connection() for _ in range(connections.MAX_CONNECTIONS + 2000)]
@@ -180,7 +181,7 @@ def test_a_signal_that_arrives_while_a_line_is_written_ends_the_server(
     """A handler of signals that logs fails in the middle of another line: io refuses reentrant calls."""
 
     async def ends() -> bool:
-        listener = Listener(doubling(tmp_path))
+        listener = listening(doubling(tmp_path))
         listener._loop = asyncio.get_running_loop()
 
         def write(_line: str) -> None:

@@ -18,7 +18,8 @@ from slipway.core.errors import UserError
 from slipway.pipelines.prediction.inputs import listed
 from slipway.serving import model as models
 from slipway.serving import sampling
-from slipway.serving.app import Served, Server
+from slipway.serving.app import Server
+from slipway.serving.reloader import Served
 from slipway.serving.sampling import RequestLog
 from tests.components.evaluate.conftest import png
 from tests.serving.client import ask, predict, serving, settings

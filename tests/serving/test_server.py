@@ -27,9 +27,10 @@ from slipway.core import images
 from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
 from slipway.serving import model
-from slipway.serving.app import Served, Server
+from slipway.serving.app import Server
 from slipway.serving.kinds import Field
 from slipway.serving.model import Model
+from slipway.serving.reloader import Served
 from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
 from tests.serving.client import Load, ask, free_port, health, logged, predict, process, serving, settings, until
@@ -184,7 +185,7 @@ def test_an_answer_names_the_model_and_a_page_receives_its_examples(tmp_path: Pa
         for _ in range(2)
     ]
     server = Server(settings(), lambda: Served("häuser/1", tmp_path))
-    server.use(made[0], Served("häuser/1", tmp_path))
+    server.reloader.use(made[0], Served("häuser/1", tmp_path))
 
     def headers(port: int) -> tuple[str | None, str | None]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
@@ -195,17 +196,17 @@ def test_an_answer_names_the_model_and_a_page_receives_its_examples(tmp_path: Pa
         return answer.getheader("slipway-model"), answer.getheader("slipway-model-load")
 
     with serving(server) as port:
-        assert headers(port) == ("h%C3%A4user/1", server.load)
-        assert ask(port, "/model")[1]["load"] == server.load
-        before = server.load
-        server.use(made[1], Served("häuser/1", tmp_path))
-        assert headers(port) == ("h%C3%A4user/1", server.load) != ("h%C3%A4user/1", before)
+        assert headers(port) == ("h%C3%A4user/1", server.reloader.load)
+        assert ask(port, "/model")[1]["load"] == server.reloader.load
+        before = server.reloader.load
+        server.reloader.use(made[1], Served("häuser/1", tmp_path))
+        assert headers(port) == ("h%C3%A4user/1", server.reloader.load) != ("h%C3%A4user/1", before)
         assert ask(port, "/examples")[1] == {"keys": ["line 1", "2"], "instances": [{"x": index} for index in range(8)]}
         (tmp_path / "examples.json").write_text('{"instances": 3}')
         assert ask(port, "/examples")[1] == {"keys": [], "instances": []}
         (tmp_path / "examples.json").write_text(json.dumps(many))
     open_to_all = Server(settings(host="0.0.0.0"), lambda: Served("häuser/1", tmp_path))
-    open_to_all.use(made[0], Served("häuser/1", tmp_path))
+    open_to_all.reloader.use(made[0], Served("häuser/1", tmp_path))
     with serving(open_to_all) as port:
         assert ask(port, "/examples")[1] == {"keys": [], "instances": []}
 
@@ -222,7 +223,7 @@ def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     slow = Model(tmp_path, "regression", {"x": Field("number", np.dtype(np.float32))}, ("prediction",), {}, function)
     (tmp_path / "weights").touch()
     server = Server(settings(limits=Limits(max_batch=1, max_queue=2)), lambda: Served("slow", tmp_path))
-    server.use(slow, Served("slow", tmp_path))
+    server.reloader.use(slow, Served("slow", tmp_path))
     with serving(server) as port:
         found: list[int] = []
         threads = [threading.Thread(target=lambda: found.append(predict(port, 1)[0])) for _ in range(6)]
@@ -277,13 +278,13 @@ def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, cl
         shutil.rmtree(folder)
         folder.mkdir()
         (folder / "saved_model.pb").write_bytes(b"half a model")
-        until(lambda: server.failure is not None)
+        until(lambda: server.reloader.failure is not None)
         assert ask(port, "/predict", IMAGE, "image/png") == before
         status, says = ask(port, "/health")
         assert (status, says.partition(":")[0]) == (200, "serving model; could not load model")
         shutil.rmtree(folder)
         export_model(folder, np.zeros((64, 10)), np.zeros(10))
-        until(lambda: server.failure is None)
+        until(lambda: server.reloader.failure is None)
         found = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
         assert found["probabilities"] == pytest.approx([0.1] * 10)
 

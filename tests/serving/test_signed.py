@@ -14,7 +14,8 @@ pytest.importorskip("starlette")
 from slipway.core import dsse, statement
 from slipway.core.errors import UserError
 from slipway.core.integrity import STATEMENT_FILE
-from slipway.serving.app import Served, Server
+from slipway.serving.app import Server
+from slipway.serving.reloader import Served
 from slipway.serving.settings import ServerSettings
 from tests.serving.client import ask, logged, process, serving, settings, until
 from tests.serving.conftest import houses_folder
@@ -50,11 +51,11 @@ def signed(tmp_path: Path, houses_folder: Path, key: Ed25519PrivateKey) -> Path:
 def test_a_signed_model_is_served_and_not_replaced_by_one_that_is_not(signed: Path, key: Ed25519PrivateKey) -> None:
     server = Server(settings(key=key.public_key()), lambda: Served("houses/3", signed, None, "houses/3"))
     with serving(server) as port:
-        assert (server.failure, server.name) == (None, "houses/3")
+        assert (server.reloader.failure, server.reloader.name) == (None, "houses/3")
         (signed / "added.py").write_text("")
         (signed / "saved_model.pb").touch()  # another model, as the server sees it
-        until(lambda: server.failure is not None)
-        assert "added.py is not what was signed" in str(server.failure)
+        until(lambda: server.reloader.failure is not None)
+        assert "added.py is not what was signed" in str(server.reloader.failure)
         assert ask(port, "/health")[0] == 200
 
 
@@ -65,8 +66,8 @@ def test_a_server_does_not_load_another_model_than_the_signed_one(signed: Path, 
     ):
         server = Server(settings(key=settled.public_key()), lambda name=name: Served(name, signed, None, name))
         with serving(server):
-            assert server.model is None
-            assert problem in str(server.refusal)
+            assert server.reloader.model is None
+            assert problem in str(server.lifecycle.refusal)
 
 
 @pytest.mark.slow
