@@ -88,9 +88,9 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
     access = Access(settings, number, builder)
     items: list[Item] = [*apis(settings, builder), *identities(access)]
     if settings.account:
-        purpose = "the TPU's machines run" if settings.target == "tpu" else "the steps and the training run"
+        purpose = "the TPU's machines run" if settings.tpu_machines else "the steps and the training run"
         items.append(Named("account", settings.account, f"{purpose} as this account"))
-    if settings.target == "tpu":
+    if settings.tpu_machines:
         why = "the TPU's machines delete the TPU, and may do nothing else with TPUs"
         items.append(Named("role", machine_role(settings.project), why, permissions=MACHINE_PERMISSIONS))
     if settings.builds and builder and builder != settings.account and not is_legacy(builder):

@@ -66,9 +66,8 @@ def difference(settings: AccessSettings, observed: Observed) -> list[Line]:
     if observed.unasked is not None:
         lines.append(_unseen(builder, observed.unasked))
     if observed.builder == "":
-        fix = (
-            f"--set {settings.target}.build.service_account=slipway-builder@{settings.project}{policies.ACCOUNT_DOMAIN}"
-        )
+        account = f"slipway-builder@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        fix = f"--set {settings.section}.build.service_account={account}"
         lines.append(Line(builder, "wrong", "the project has no default account for builds", fix))
     return lines
 
@@ -119,7 +118,7 @@ def _bucket(item: Named, settings: AccessSettings, observed: Observed) -> Line:
         line = _unseen(item, state.error)
         return replace(line, observed=f"{line.observed} The bucket may belong to another project.")
     place, kind = str(state.facts["location"]).lower(), state.facts["location_type"]
-    fix = f"--set {settings.target}.bucket=gs://ANOTHER_NAME"
+    fix = f"--set {settings.section}.bucket=gs://ANOTHER_NAME"
     if state.facts["number"] != observed.number:
         return Line(item, "wrong", "it belongs to another project", fix)
     if not is_bucket_near(place, item.region):
@@ -173,7 +172,7 @@ def _resource(item: Named, settings: AccessSettings, observed: Observed) -> Line
     if state.exists:
         kind = state.facts.get("format", "DOCKER")
         if kind != "DOCKER":
-            fix = f"--set {settings.target}.image=… in a Docker repository"
+            fix = f"--set {settings.section}.image=… in a Docker repository"
             return Line(item, "wrong", f"it holds {kind}, not images", fix)
         if state.facts.get("disabled"):
             fix = f"gcloud iam service-accounts enable {item}"
@@ -186,9 +185,9 @@ def _resource(item: Named, settings: AccessSettings, observed: Observed) -> Line
     if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
         if observed.enabled is not None and COMPUTE not in observed.enabled:
             return Line(item, "missing", f"Google creates it with the API {COMPUTE}")
-        name = f"{settings.target}.build.service_account=slipway-builder"
+        name = f"{settings.section}.build.service_account=slipway-builder"
         if resource.name == settings.account:
-            name = f"{settings.target}.service_account=slipway"
+            name = f"{settings.section}.service_account=slipway"
         fix = f"--set {name}@{settings.project}{policies.ACCOUNT_DOMAIN}"
         return Line(item, "wrong", "it does not exist, and only Google can create it", fix)
     return Line(item, "missing", "to be made")

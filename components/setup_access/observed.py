@@ -103,7 +103,7 @@ def resources_of(settings: AccessSettings, builder: str | None) -> list[Resource
     """Return the resources that are read: those on which roles are needed, and the custom role of a TPU's machines."""
     places = Access(settings, builder=builder).resources()
     listed = list(dict.fromkeys(resource for resources in places.values() for resource in resources))
-    return [*listed, Resource("role", machine_role(settings.project))] if settings.target == "tpu" else listed
+    return [*listed, Resource("role", machine_role(settings.project))] if settings.tpu_machines else listed
 
 
 def _own(connection: Connection, caller_bindings: list[Binding], resource: Resource) -> frozenset[str] | None:

@@ -194,8 +194,8 @@ class Access:
         key = settings.encryption_key or ""
         return {
             "": True,
-            VERTEX: settings.target == "vertex",
-            TPU: settings.target == "tpu",
+            VERTEX: settings.vertex_jobs,
+            TPU: settings.tpu_machines,
             BUILDS: settings.builds,
             DATAFLOW: settings.dataflow,
             "with a TPU": settings.tpu,
@@ -210,10 +210,9 @@ class Access:
     def accounts(self) -> dict[str, list[str]]:
         """Return the e-mail of each account, none for those that the run does not have."""
         settings, worker = self.settings, self.worker
-        on_vertex = settings.target == "vertex"
         emails = {
-            ACCOUNT: settings.account if on_vertex else None,
-            MACHINES: None if on_vertex else settings.account,
+            ACCOUNT: None if settings.tpu_machines else settings.account,
+            MACHINES: settings.account if settings.tpu_machines else None,
             BUILDER: self.builder if settings.builds else None,
             WORKER: worker,
             OWN_WORKER: None if worker == settings.account else worker,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from slipway.components.cloud.connection import Connection
@@ -13,7 +11,7 @@ from slipway.trainer.settings import Settings
 class AccessSettings(Settings):
     """The project, resources and accounts that runs use."""
 
-    target: Literal["vertex", "tpu"] = Field(default="vertex", description="The platform of the runs.")
+    section: str = Field(description="The section of the configuration with these settings, for fixes.")
     project: str = Field(description="Project id.")
     region: str = Field(description="Region of the runs.")
     bucket: str = Field(description="Name of the bucket for artifacts, without gs://.")
@@ -28,6 +26,13 @@ class AccessSettings(Settings):
         description="Policy members that start runs: user:, group:, serviceAccount:, principal:// or principalSet://.",
     )
     tpu: bool = Field(default=False, description="Whether the hardware is a TPU.")
+    vertex_jobs: bool = Field(
+        default=False, description="Whether Vertex AI runs the pipeline and the training jobs, as the account."
+    )
+    tpu_machines: bool = Field(
+        default=False,
+        description="Whether submitters create TPUs whose machines run as the account and delete the TPU.",
+    )
     builds: bool = Field(default=True, description="Whether Cloud Build builds images.")
     builder: str | None = Field(
         default=None, description="E-mail address of the account of builds; None: the project's default."
@@ -46,4 +51,4 @@ class AccessSettings(Settings):
     @property
     def connection(self) -> Connection:
         """The connection to Google Cloud for this project and region."""
-        return Connection(self.project, self.region, self.endpoints, self.target)
+        return Connection(self.project, self.region, self.endpoints, self.section)

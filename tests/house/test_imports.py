@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -111,6 +112,23 @@ def test_the_text_of_the_core_names_no_module_of_an_extension(graph: grimp.Impor
         if file and extension_of(module) is None and module != "slipway.extensions":
             named = [line for line in file.read_text().splitlines() if pattern.search(line)]
             assert not named, f"{module}: {named}"
+
+
+def test_only_platforms_compare_a_platforms_name_with_their_own(graph: grimp.ImportGraph) -> None:
+    """The core knows `local`, the default, by the name `LOCAL`."""
+    platforms = {row.name: [extensions.load(reference).name for reference in row.platforms] for row in ROWS.values()}
+    names = {"local", *(name for listed in platforms.values() for name in listed)}
+    for module in sorted(graph.modules):
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        if path.is_file() and not platforms.get(extension_of(module) or ""):
+            compared = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Compare)]
+            wrong = [
+                ast.unparse(node)
+                for node in compared
+                for operand in (node.left, *node.comparators)
+                if getattr(operand, "value", None) in names and re.search(r"\b(target|platform)\b", ast.unparse(node))
+            ]
+            assert not wrong, f"{module}: {wrong}"
 
 
 @pytest.mark.parametrize("folder", ROWS)

@@ -35,13 +35,14 @@ def access_settings(config: RunConfig) -> AccessSettings:
     settings = settings_of(config)
     image = config.train.image or settings.image
     return AccessSettings(
-        target="tpu",
+        section=TpuSettings.section,
         project=settings.project,
         region=settings.region,
         bucket=settings.bucket.removeprefix("gs://"),
         repository=ImageReference.parse(image or f"{settings.image_repository}/image").artifact_repository,
         account=settings.service_account,
         tpu=True,
+        tpu_machines=True,
         builds=image is None and settings.build.builder == "cloud-build",
         builder=settings.build.service_account,
         build_region=settings.build.region,

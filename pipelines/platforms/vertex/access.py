@@ -49,6 +49,8 @@ def access_settings(config: RunConfig) -> AccessSettings:
     stores = [bucket for place in written for bucket in _buckets(place, vertex.bucket)]
     read = source_kind(data.source).located(data)[1] if data else config.data.uri if config.data else None
     return AccessSettings(
+        section=VertexSettings.section,
+        vertex_jobs=True,
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),

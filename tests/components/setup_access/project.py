@@ -12,6 +12,8 @@ from tests.fakes.ready import RUNNER as ACCOUNT
 
 def settings(google: FakeGoogle, **fields: Any) -> AccessSettings:
     values = {
+        "section": "vertex",
+        "vertex_jobs": True,
         "project": PROJECT,
         "region": REGION,
         "bucket": BUCKET,

@@ -12,6 +12,8 @@ from slipway.components.setup_access.settings import AccessSettings
 from tests.docs.permissions import pages
 
 SETTINGS = AccessSettings(
+    section="vertex",
+    vertex_jobs=True,
     project="p",
     region="europe-west4",
     bucket="b",
