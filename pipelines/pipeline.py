@@ -47,7 +47,7 @@ def training_steps(
             first = (access, None if isinstance(image, str) else image.task)
             prepared.after(*(task for task in first if task is not None))
         dataset = prepared.outputs["dataset"]
-        if platform.last == "prepare_data":
+        if not platform.includes("plan_training"):
             return
     elif config.data is not None:
         uri = section("data", config.data, config, parameters)["uri"]

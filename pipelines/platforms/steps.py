@@ -15,7 +15,7 @@ from slipway import steps
 from slipway.components.register_model.registration import NONE_ASKED
 from slipway.core.values import JsonObject
 from slipway.pipelines.step import Role, Task
-from slipway.pipelines.table import TASKS
+from slipway.pipelines.table import STEPS, TASKS
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -59,6 +59,11 @@ class PlatformSteps(ABC):
     metric: str = ""
     memory: int = 0
     arguments: Mapping[str, JsonObject] = {}
+
+    def includes(self, step: str) -> bool:
+        """Return whether the pipeline, which may be a part of one, has this step: it is not after `last`."""
+        order = list(STEPS)
+        return self.last is None or order.index(step) <= order.index(self.last)
 
     @abstractmethod
     def image(self, role: Role) -> str:

@@ -17,6 +17,7 @@ from slipway.components.build_image.cloud_build import CloudBuildSettings, Sourc
 from slipway.components.deploy.settings import DeploySettings
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.hardware import parse
 from slipway.pipelines.images.registry import VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
@@ -74,7 +75,7 @@ def pipeline_for(platform: str, notify: dict[str, Any] | None = None) -> Any:
         section = TpuSettings(
             project="p", zones=("us-west4-a",), bucket="gs://p-runs", service_account="tpu@p.iam.gserviceaccount.com"
         )
-        on_tpu = config.model_copy(update={"hardware": "tpu-v5e-2x2", "tpu": section})
+        on_tpu = config.model_copy(update={"hardware": (parse("tpu-v5e-2x2"),), "tpu": section})
         return local.pipeline(on_tpu, platform=TpuSteps(IMAGES.trainer))
     return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
 
@@ -103,6 +104,16 @@ def test_a_pipeline_has_the_tasks_of_the_table(platform: str, compiled: Compiled
 def test_the_last_task_of_a_step_has_its_outputs(platform: str, compiled: Compiled) -> None:
     for step, _ in rows(platform):
         assert set(step.outputs) <= compiled.outputs(step.tasks_on(platform)[-1].name), step.name
+
+
+@pytest.mark.parametrize("last", [step.name for step in STEPS.values() if step.is_on("local") and step.settings])
+def test_a_part_of_a_pipeline_ends_after_its_last_step(tmp_path: Path, last: str) -> None:
+    """As `slipway run --only` requires; with `platform.includes`, `pipelines/pipeline.py` adds no step after it."""
+    config = validate(yaml.safe_load(Path("configs/digits.yaml").read_text()), "the test's configuration")
+    names = [step.name for step in STEPS.values() if step.is_on("local") and not step.condition]
+    included = names[1 : names.index(last) + 1]  # without build_image
+    expected = {task.name for name in included for task in STEPS[name].tasks_on("local")}
+    assert set(Compiled(tmp_path, local.pipeline(config, last=last)).tasks) == expected
 
 
 def test_only_this_machine_caches_and_only_as_the_table_says(platform: str, compiled: Compiled) -> None:

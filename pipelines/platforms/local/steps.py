@@ -50,7 +50,7 @@ class LocalSteps(PlatformSteps):
         self.rehearsal = rehearsal
         self.arguments = arguments or {}
         self.last = last
-        self.registers = not rehearsal and last != "evaluate"
+        self.registers = not rehearsal and self.includes("register_model")
         self._earlier = frozenset(earlier)
         self.memory = int(psutil.virtual_memory().available * MEMORY_SHARE) if rehearsal else 0
         self._image = image
@@ -75,7 +75,7 @@ class LocalSteps(PlatformSteps):
         return configured.set_caching_options(row.cached)
 
     def evaluates(self, config: RunConfig) -> bool:
-        if self.last == "train":
+        if not self.includes("evaluate"):
             return False
         return not self.rehearsal or config.train.program is None  # a rehearsed program may not have exported a model
 
