@@ -132,7 +132,7 @@ class JaxEngine:
         variables = self._model.trainable_variables
 
         def made() -> tuple[keras.optimizers.Optimizer, keras.optimizers.Optimizer]:
-            inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
+            inner = optimizer.make(job.train, variables, clips=True)
             outer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
             outer.build(variables)
             return inner, outer

@@ -10,7 +10,7 @@ import keras
 from slipway.core.errors import UserError
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines import hooks
-from slipway.trainer.optimizers import OPTIMIZERS
+from slipway.trainer.optimizers import OPTIMIZERS, Optimizer
 
 
 def make(
@@ -18,7 +18,7 @@ def make(
     variables: Sequence[keras.Variable],
     fused: Callable[..., keras.optimizers.Optimizer] | None = None,
     *,
-    clip_norm: float | None = None,
+    clips: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Return the configured optimizer, not yet built; weight decay skips biases and 1-D variables.
 
@@ -26,23 +26,27 @@ def make(
         train: The settings.
         variables: The trainable variables.
         fused: A class to use instead of Keras's own.
-        clip_norm: The maximum global norm of the gradients, for an engine that leaves clipping to the optimizer.
+        clips: Whether the optimizer clips the gradients; otherwise, the engine's step does.
     """
     row = OPTIMIZERS.get(train.optimizer)
-    if row is None:
-        return _custom(train, clip_norm)
-    options: dict[str, Any] = {"learning_rate": train.learning_rate, "global_clipnorm": clip_norm}
-    if row.momentum:
-        options |= {"momentum": train.momentum, "nesterov": train.nesterov}
-    if row.weight_decay or train.decay:
-        options["weight_decay"] = train.decay
-    made = (fused or getattr(keras.optimizers, row.keras))(**options)
+    made = _custom(train) if row is None else (fused or getattr(keras.optimizers, row.keras))(**_options(train, row))
+    if clips and train.clip_norm is not None:
+        made.global_clipnorm = train.clip_norm
     if train.decay:
         made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
     return made
 
 
-def _custom(train: TrainSettings, clip_norm: float | None) -> keras.optimizers.Optimizer:
+def _options(train: TrainSettings, row: Optimizer) -> dict[str, Any]:
+    options: dict[str, Any] = {"learning_rate": train.learning_rate}
+    if row.momentum:
+        options |= {"momentum": train.momentum, "nesterov": train.nesterov}
+    if row.weight_decay or train.decay:
+        options["weight_decay"] = train.decay
+    return options
+
+
+def _custom(train: TrainSettings) -> keras.optimizers.Optimizer:
     """Return the optimizer of the function `train.optimizer`, not yet built.
 
     Raises:
@@ -60,6 +64,4 @@ def _custom(train: TrainSettings, clip_norm: float | None) -> keras.optimizers.O
             allowed="an optimizer with the learning rate that the function receives",
             fix="pass learning_rate to the optimizer, and configure train.schedule",
         )
-    if clip_norm is not None:
-        made.global_clipnorm = clip_norm
     return made
