@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.photographs import make_cifar
+from slipway.pipelines.runs.record import RunFolder
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines.table import ENGINES
 
@@ -138,19 +139,19 @@ def run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(done.returncode)
     latest = folder / "runs" / "latest"
-    record = json.loads((latest / "run.json").read_text())
+    record = RunFolder(latest).read()
     history = [json.loads(line) for line in (latest / "train" / "logs" / "metrics.jsonl").read_text().splitlines()]
     ends = [line for line in history if line["kind"] == "train" and "epoch_loss" in line]
     steps = np.diff([0, *(line["step"] for line in ends)])
     return {
-        "accuracy": record["metrics"]["accuracy"],
-        "promoted": record["verdict"]["decision"] == "promote",
+        "accuracy": record.metrics["accuracy"],
+        "promoted": (record.verdict or {}).get("decision") == "promote",
         "steps": int(sum(steps)),
         "steps_seconds": sum(count / line["steps_per_second"] for count, line in zip(steps, ends, strict=True)),
         "mfu": ends[-1].get("mfu"),
         "accuracy_by_epoch": [line["epoch_accuracy"] for line in ends],
-        "train_seconds": next(step["seconds"] for step in record["steps"] if step["name"] == "train"),
-        "run_seconds": record["seconds"],
+        "train_seconds": record.step("train").seconds,
+        "run_seconds": record.seconds,
     }
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import random
 import shutil
@@ -31,6 +30,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from slipway.pipelines.runs.record import RunFolder
 
 SPLITS = {"train": 0.6, "validation": 0.15, "test": 0.25}
 PACKAGES = ("sklearn", "scipy", "numpy", "pandas", "keras", "matplotlib")
@@ -85,7 +86,7 @@ def slipway(folder: Path, table: Path, template: str | None) -> float:
     ):
         command = [sys.executable, "-m", "slipway", *arguments]
         subprocess.run(command, cwd=where, env=environment, check=True, stdout=subprocess.DEVNULL)
-    metrics = json.loads((project / "runs" / "latest" / "run.json").read_text())["metrics"]
+    metrics = RunFolder(project / "runs" / "latest").read().metrics
     return float(metrics["rmse"] if "rmse" in metrics else metrics["accuracy"])
 
 

@@ -164,7 +164,7 @@ class Run:
             UserError: The history is empty, or has no such metric.
         """
         history = self.history
-        evaluated = next((step.outputs for step in self._record.steps if step.name == "evaluate"), {})
+        evaluated = self._record.outputs("evaluate")
         names = list(metrics) or [name for name in ("loss", str(evaluated.get("metric"))) if name in history]
         if not names:
             raise UserError(f"Run {self.id} has no training history yet; its status is {self.status}.")
@@ -193,7 +193,7 @@ class Run:
         Raises:
             UserError: The run has none: it has not been evaluated, or is no classification.
         """
-        evaluated = next((step.outputs for step in self._record.steps if step.name == "evaluate"), {})
+        evaluated = self._record.outputs("evaluate")
         where = evaluated.get("classification")
         files = [self._folder.classification_file, *([Path(where)] if isinstance(where, str) else [])]
         evaluation: JsonObject = next((json.loads(file.read_text()) for file in files if file.is_file()), {})

@@ -122,7 +122,7 @@ def runs_table(all_runs: Sequence[RunRecord]) -> str:
     rows = []
     for record in all_runs:
         decision = "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", "")
-        metric = next((step.outputs.get("metric") for step in record.steps if step.name == "evaluate"), None)
+        metric = record.outputs("evaluate").get("metric")
         value = f"{metric} {number(record.metrics[metric])}" if metric and metric in record.metrics else ""
         seconds = "" if record.seconds is None else f"{record.seconds:.1f}"
         rows.append([record.run_id, record.status, record.hardware, value, decision, seconds])

@@ -198,7 +198,6 @@ def rerun(
             raise
         done = {step.name: step for step in record.steps[: [step.name for step in record.steps].index(part.first)]}
         started.steps = [replace(done[step.name], reused=True) if step.name in done else step for step in started.steps]
-        started.adopt_results()
         if part.first == "register_model":
             started.champion = record.champion
         folder.write(started)

@@ -57,7 +57,7 @@ def summary(record: RunRecord) -> str:
         rows["report"] = short(record.report)
     if record.statistics:
         rows["data"] = short(record.statistics)
-    if page := next((step.outputs.get("page") for step in record.steps if step.name == "check_drift"), None):
+    if page := record.outputs("check_drift").get("page"):
         rows["drift"] = short(page)
     if record.console:
         rows["console"] = record.console
@@ -187,9 +187,7 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
         records: The runs.
         settings: The settings of each, by dotted name.
     """
-    measured = [
-        record.step("evaluate").outputs.get("metric", "accuracy") if record.metrics else "" for record in records
-    ]
+    measured = [record.outputs("evaluate").get("metric", "accuracy") if record.metrics else "" for record in records]
     shared = {name for name in measured if name}
     result = shared.pop() if len(shared) == 1 else "metric"
     cost = "cost" if any(record.cost for record in records) else ""

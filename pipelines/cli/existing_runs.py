@@ -72,7 +72,7 @@ def status(
             console.print(display.timings_table(rows))
         return
     if as_json:
-        sys.stdout.write(record.as_json())
+        print_record(record)
         return
     for step in record.steps:
         console.print(progress.step_line(step, judged=not record.rehearsal))
@@ -124,7 +124,7 @@ def list_(
     rows = rows if every else rows[:MAX_LISTED]
     records, configurations = [row.record for row in rows], [row.settings for row in rows]
     if as_json:
-        print_json(dataclass_json.plain(records))
+        print_json([record.as_dict() for record in records])
     elif not records:
         none = "No run meets the conditions." if where else "No runs yet. To start one: slipway run"
         console.print(none)
@@ -248,17 +248,20 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
     if remote(record.platform):  # the process that executes a run on this machine has observers, too
         for observer in observers():
             observer.ended_elsewhere(folder, record, say)
-    exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
+    exit_as_it_went(record, shown, as_json=as_json, require_promotion=require_promotion)
 
 
-def exit_as_it_went(
-    folder: RunFolder, record: RunRecord, shown: Console, *, as_json: bool, require_promotion: bool
-) -> None:
+def print_record(record: RunRecord) -> None:
+    """Print a run's record as JSON."""
+    sys.stdout.write(dataclass_json.text(record.as_dict()) + "\n")
+
+
+def exit_as_it_went(record: RunRecord, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Show how a run ended, and exit with the code for its outcome."""
     from slipway.pipelines.cli import display
 
     if as_json:
-        sys.stdout.write(folder.record_file.read_text())
+        print_record(record)
     if record.status == "failed":
         show_failure(record)
     shown.print(display.summary(record))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.existing_runs import exit_as_it_went, show_failure, watch_and_exit
+from slipway.pipelines.cli.existing_runs import exit_as_it_went, print_record, show_failure, watch_and_exit
 from slipway.pipelines.cli.targets import Target, check_runner_on, show_cost, show_warnings
 from slipway.pipelines.options import (
     Configuration,
@@ -298,12 +297,12 @@ class Outcome:
         """Watch a submitted run if `wait`."""
         folder, record = submitted
         if record.status == "failed":
-            exit_as_it_went(folder, record, self.shown, as_json=self.as_json, require_promotion=self.require_promotion)
+            exit_as_it_went(record, self.shown, as_json=self.as_json, require_promotion=self.require_promotion)
         if wait:
             watch_and_exit(folder, self.shown, as_json=self.as_json, require_promotion=self.require_promotion)
             return
         if self.as_json:
-            sys.stdout.write(folder.record_file.read_text())
+            print_record(record)
         self.say(f"  watch: slipway status --follow {record.run_id}")
 
     def of_local(self, ready: Ready, limit: float = math.inf) -> RunRecord:
@@ -321,7 +320,7 @@ class Outcome:
             record = launch.run(folder, configuration, record, watcher, limit)
         observers.ended(folder, configuration, record, self.say)
         if self.as_json:
-            sys.stdout.write(record.as_json())  # the file may be older: it could not be written on a full disk
+            print_record(record)
         if self.timings:
             from slipway.pipelines.runs.timings import of_run
 

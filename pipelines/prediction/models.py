@@ -234,8 +234,7 @@ def _of_run(run_id: str) -> Chosen | None:
     if run_id != runs.LATEST and run_id not in [folder.run_id for folder in runs.folders()]:
         return None
     folder = runs.find(run_id)
-    trained = next((step.outputs for step in folder.read().steps if step.name == "train"), {})
-    path = trained.get("model")
+    path = folder.read().outputs("train").get("model")
     module = (yaml.safe_load(folder.configuration_file.read_bytes()).get("serve") or {}).get("module")
     if isinstance(path, str) and copies.is_remote(path):
         copied, configuration = folder.path / "model", folder.configuration_file

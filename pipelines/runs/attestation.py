@@ -78,7 +78,7 @@ def _statement(version: Path, folder: RunFolder, config: RunConfig, record: RunR
 
 def _dependencies(folder: RunFolder, record: RunRecord) -> list[JsonObject]:
     """Return what the model was made from: data set, code, image and packages."""
-    prepared = next((step.outputs for step in record.steps if step.name == "prepare_data"), {})
+    prepared = record.outputs("prepare_data")
     made_with = provenance.read(folder.path)
     dependencies: list[JsonObject] = []
     if uri := prepared.get("dataset"):

@@ -49,7 +49,6 @@ def apply(record: RunRecord, event: JsonObject) -> bool:
         step.status, step.seconds = "succeeded", event["seconds"]
         step.peak_memory_bytes = event["peak_memory_bytes"]
         step.reused, step.outputs = event["reused"], event["outputs"]
-        record.adopt_results()
     elif kind == "failed":
         step.status = "failed"
         error = event["error"]

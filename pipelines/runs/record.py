@@ -172,9 +172,6 @@ class RunRecord:
     refused: list[RefusalRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     champion: str | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    verdict: JsonObject | None = None
-    model: str | None = None
     report: str | None = None
     statistics: str | None = None
     error: ErrorRecord | None = None
@@ -194,6 +191,26 @@ class RunRecord:
         """Return the record of the step called `name`."""
         return next(step for step in self.steps if step.name == name)
 
+    def outputs(self, step: str) -> JsonObject:
+        """Return the outputs of a step; {} if the run does not have it, or it has not ended."""
+        return next((record.outputs for record in self.steps if record.name == step), {})
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics on the test split; {} before the evaluation."""
+        metrics: dict[str, float] = self.outputs("evaluate").get("metrics", {})
+        return metrics
+
+    @property
+    def verdict(self) -> JsonObject | None:
+        """The gate's verdict; None before the evaluation."""
+        return self.outputs("evaluate").get("verdict")
+
+    @property
+    def model(self) -> str | None:
+        """The folder or resource name of the registered version; None if the model was not registered."""
+        return self.outputs("register_model").get("model")
+
     @property
     def is_rejected(self) -> bool:
         """Whether `--require-promotion` fails: the model was not promoted, and is not the champion itself."""
@@ -202,17 +219,8 @@ class RunRecord:
     @property
     def registered(self) -> str:
         """The model's registered version, such as "digits/3", on Vertex AI "digits@3"; "" if it was not registered."""
-        model = next((step.outputs.get("model", "") for step in self.steps if step.name == "register_model"), "")
-        parts: list[str] = model.split("/")
+        parts = (self.model or "").split("/")
         return parts[-1] if "@" in parts[-1] else "/".join(parts[-2:])
-
-    def adopt_results(self) -> None:
-        """Copy the metrics, verdict and model from the steps' outputs."""
-        for step in self.steps:
-            if step.name == "evaluate" and step.outputs:
-                self.metrics, self.verdict = step.outputs["metrics"], step.outputs["verdict"]
-            elif step.name == "register_model" and step.outputs:
-                self.model = step.outputs["model"]
 
     def add_cost(self, bill: Bill | None, seconds: float, step_costs: Mapping[str, float] | None = None) -> None:
         """Add the cost of a training whose machines ran for `seconds`, if its price is known, and that of other steps.
@@ -253,6 +261,11 @@ class RunRecord:
     def as_json(self) -> str:
         """Return the text of `run.json`."""
         return dataclass_json.text(self) + "\n"
+
+    def as_dict(self) -> JsonObject:
+        """Return the record for other programs: what `run.json` has, and the results among the steps' outputs."""
+        results = {"metrics": self.metrics, "verdict": self.verdict, "model": self.model}
+        return {**dataclass_json.plain(self), **dataclass_json.plain(results)}
 
 
 class Watcher(Protocol):
@@ -353,7 +366,7 @@ class RunFolder:
         from slipway.trainer.metrics.history import FILE_NAME  # light commands do not need it
 
         candidates = (self.path / "train" / "logs" / FILE_NAME, self.path / FILE_NAME)  # the second is a copy
-        model = next((step.outputs.get("model", "") for step in record.steps if step.name == "train"), "")
+        model = record.outputs("train").get("model", "")
         return next((file for file in candidates if file.is_file()), Path(str(model)) / FILE_NAME)
 
     def holder(self) -> lock.Holder | None:

@@ -180,22 +180,22 @@ def _model(folder: Path, checksum: str | None = None) -> Verified:
 def _run(folder: runs.RunFolder, but: set[Path | str] | None = None) -> Iterator[Verified]:
     """Verify a run's data set, checkpoints and model, except those in `but`; those in a bucket only without it."""
     try:
-        outputs = {step.name: step.outputs for step in folder.read().steps}
+        record = folder.read()
     except UserError as error:
         yield Verified("run", folder.path, [error])
         return
-    data = local_path(str(outputs.get("prepare_data", {}).get("dataset", "")))
+    data = local_path(str(record.outputs("prepare_data").get("dataset", "")))
     if data != Path() and data.is_dir() and data not in (but or ()):
         yield _data_set(data)
     for checkpoints in (folder.path / "train" / "checkpoints", folder.path / "train" / "checkpoints" / BEST_FOLDER):
         yield from _checkpoints(checkpoints)
-    uri = str(outputs.get("train", {}).get("model", ""))
+    uri = str(record.outputs("train").get("model", ""))
     model = local_path(uri)
     if copies.is_remote(uri) and not model.is_dir():
         note = f"not verified: slipway runs verify {folder.run_id} copies it to this machine"
         yield _in_bucket(uri, folder.configuration_file) if but is None else Verified("model", uri, note=note)
     elif model != Path() and model.is_dir():
-        yield _model(model, outputs["train"].get(integrity.FILES_CHECKSUM))
+        yield _model(model, record.outputs("train").get(integrity.FILES_CHECKSUM))
 
 
 def _checkpoints(folder: Path) -> Iterator[Verified]:

@@ -98,7 +98,7 @@ class Row:
 
     def outputs(self, step: str) -> JsonObject:
         """Return what a step returned; {} if it did not."""
-        return next((step_record.outputs for step_record in self.record.steps if step_record.name == step), {})
+        return self.record.outputs(step)
 
 
 def read(folder: RunFolder, record: RunRecord | None = None) -> Row:

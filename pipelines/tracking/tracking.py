@@ -207,9 +207,8 @@ def of_study(config: RunConfig, study: str, status: str, best: RunRecord | None 
 
 
 def _tags(folder: RunFolder, config: RunConfig, record: RunRecord) -> dict[str, str | None]:
-    outputs: dict[str, JsonObject] = {step.name: step.outputs for step in record.steps}
     image = folder.image_file.read_text() if folder.image_file.is_file() else None
-    trained = outputs.get("train", {})
+    trained = record.outputs("train")
     return {
         "mlflow.user": getpass.getuser(),
         "mlflow.source.name": "slipway",
@@ -217,8 +216,8 @@ def _tags(folder: RunFolder, config: RunConfig, record: RunRecord) -> dict[str, 
         "slipway.platform": record.platform,
         "slipway.hardware": record.hardware,
         "slipway.configuration": config.fingerprint(),
-        "slipway.data": outputs.get("prepare_data", {}).get("fingerprint"),
-        "slipway.image": image or outputs.get("build_image", {}).get("image"),
+        "slipway.data": record.outputs("prepare_data").get("fingerprint"),
+        "slipway.image": image or record.outputs("build_image").get("image"),
         "slipway.weights": trained.get("weights_checksum"),
         "slipway.model": record.model or trained.get("model"),
         "slipway.verdict": (record.verdict or {}).get("decision"),

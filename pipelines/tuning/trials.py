@@ -118,8 +118,7 @@ def _data_now(config: RunConfig) -> str | None:
 
 
 def _data_of(base: RunFolder) -> str:
-    outputs = next((step.outputs for step in base.read().steps if step.name == "prepare_data"), {})
-    return str(outputs.get("fingerprint", ""))
+    return str(base.read().outputs("prepare_data").get("fingerprint", ""))
 
 
 def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:

@@ -17,14 +17,14 @@ import yaml
 
 from tests.containers.conftest import MARK, Slipway, Sources
 from tests.containers.engine import Engine
-from tests.end_to_end.workspace import steps, wait_for
+from tests.end_to_end.workspace import record_in, steps, wait_for
 from tests.fidelity.test_gpu_driver import check_driver_paths
 
 NAME = "slipway/steps-cpu"
 
 
 def record_of(folder: Path, run: str = "latest") -> dict[str, Any]:
-    return json.loads((folder / "runs" / run / "run.json").read_text())
+    return record_in(folder / "runs" / run)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tests.containers.loopback import build_launcher, vertex_on_loopback
 from tests.end_to_end.test_endpoints import Client
 from tests.end_to_end.test_migration import CLASSIC, write_digits
 from tests.end_to_end.test_migration import change as change_program
-from tests.end_to_end.workspace import steps, wait_for
+from tests.end_to_end.workspace import record_in, steps, wait_for
 from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET, vertex_settings
 from tests.fakes.vertex.replicas import REPLICA_LABEL
@@ -68,7 +68,7 @@ class Cloud:
         )
 
     def record(self, run: str = "latest") -> dict[str, Any]:
-        return json.loads((self.folder / "runs" / run / "run.json").read_text())
+        return record_in(self.folder / "runs" / run)
 
     def path(self, uri: str) -> Path:
         """Return the local path of an object or a folder of the bucket."""

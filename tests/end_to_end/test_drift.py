@@ -17,6 +17,7 @@ from PIL import Image
 from slipway.components.check_drift.check import DRIFT, SAME, check
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from tests.end_to_end.workspace import record_in
 
 CONFIGURATION = {
     "name": "shades",
@@ -54,7 +55,7 @@ def run(folder: Path, *options: str) -> tuple[dict[str, str], dict[str, Any]]:
     command = [sys.executable, "-m", "slipway.pipelines", "run", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((folder / "runs/latest/run.json").read_text())
+    record = record_in(folder / "runs/latest")
     return {step["name"]: step["status"] for step in record["steps"]}, record
 
 

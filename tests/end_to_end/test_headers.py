@@ -13,6 +13,7 @@ import pandas
 import pytest
 import yaml
 
+from tests.end_to_end.workspace import record_in
 from tests.serving.client import ask, free_port, until
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def test_columns_of_any_name_from_init_to_drift(tmp_path: Path) -> None:
     configuration["train"] |= {"epochs": 2}
     (project / "slipway.yaml").write_text(yaml.safe_dump(configuration, allow_unicode=True))
     slipway(project, "run")
-    record = json.loads((project / "runs/latest/run.json").read_text())
+    record = record_in(project / "runs/latest")
     assert record["verdict"]["decision"] == "promote"
     report = html.unescape(Path(record["report"]).read_text().replace("<wbr>", ""))
     for name in CATEGORIES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,9 @@ from typing import Any
 import psutil
 from typer.testing import CliRunner
 
+from slipway.core import dataclass_json
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.runs.record import RunRecord
 
 SLIPWAY = [str(Path(sys.executable).with_name("slipway"))]
 CONFIGURATIONS = Path(__file__).parents[2] / "configs"
@@ -83,7 +84,7 @@ class Workspace:
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     def record(self, run_id: str = "latest") -> dict[str, Any]:
-        return json.loads((self.path / "runs" / run_id / "run.json").read_text())
+        return record_in(self.path / "runs" / run_id)
 
     def log(self, step: str, run_id: str = "latest") -> str:
         return (self.path / "runs" / run_id / "logs" / f"{step}.log").read_text()
@@ -91,6 +92,11 @@ class Workspace:
     def runs(self) -> list[Path]:
         root = self.path / "runs"
         return [path for path in root.iterdir() if not path.is_symlink()] if root.exists() else []
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    """The record of the run in `folder`, as commands print it."""
+    return dataclass_json.read(RunRecord, (folder / "run.json").read_bytes()).as_dict()
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class FinishedRun:
 
     @property
     def record(self) -> dict[str, Any]:
-        return json.loads((self.folder / "run.json").read_text())
+        return record_in(self.folder)
 
     def copy(self, path: Path) -> Workspace:
         """A new workspace at `path` with the run's data set and registered model."""

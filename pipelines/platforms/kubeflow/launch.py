@@ -90,7 +90,7 @@ def resume(folder: RunFolder, say: Say = print) -> RunRecord:
     server.check()
     earlier, record = folder.read(), folder.read()
     record.tries += 1
-    record.status, record.error, record.ended, record.seconds, record.verdict = "running", None, None, None, None
+    record.status, record.error, record.ended, record.seconds = "running", None, None, None
     record.steps = [StepRecord(name=step.name) for step in record.steps]
     with submitting(folder, earlier, say):
         say("compiling the pipeline")
@@ -253,7 +253,7 @@ def _update(record: RunRecord, run: V2beta1Run, server: Server) -> None:
     if record.status == "failed":
         record.error = _error(record, run, details, server)
     elif record.status == "succeeded" and server.settings.registers:
-        record.verdict = _verdict(record)
+        record.step("evaluate").outputs = {"verdict": _verdict(record)}
 
 
 def _mlflow_run(run: V2beta1Run) -> str | None:

@@ -419,9 +419,7 @@ class _Follower:
 
     def _copied(self, step: str, page: str, target: Path) -> str | None:
         """Copy a step's page if there is one and return its path, the step's own if that fails twice."""
-        source = next(
-            (step_record.outputs.get(page) for step_record in self._record.steps if step_record.name == step), None
-        )
+        source = self._record.outputs(step).get(page)
         for last in (False, True) if source else ():
             try:
                 cost = str(self._record.cost) if self._record.cost else ""

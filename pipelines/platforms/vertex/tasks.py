@@ -55,7 +55,6 @@ def update(record: RunRecord, job: PipelineJob) -> list[Change]:
         step.reused = step.status == "succeeded" and _is_reused(step.name, details, trained=record.trained)
         if step.status != before and step.status in EVENTS:
             changes.append(Change(step, EVENTS[step.status]))
-    record.adopt_results()
     return changes
 
 

@@ -210,7 +210,8 @@ def test_a_model_of_rejected_runs_is_not_registered(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     row = run(Path("runs"), 1, 0.1, "adam", 0.5)
-    row.folder.write(replace(row.record, verdict={"decision": "reject", "reasons": ["accuracy 0.5 is below 0.9."]}))
+    row.record.step("evaluate").outputs["verdict"] = {"decision": "reject", "reasons": ["accuracy 0.5 is below 0.9."]}
+    row.folder.write(row.record)
     for name in ("digits", None):
         with pytest.raises(UserError, match=r"is registered: The run run-1 was rejected\. accuracy 0\.5 is below"):
             slipway.model(name)

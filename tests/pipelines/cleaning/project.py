@@ -27,10 +27,13 @@ def run(
     outputs = {"dataset": str(data.absolute())} if data else {}
     folder.write(
         RunRecord(
-            run_id=name, name="digits", platform="local", hardware="cpu", status=status, study=study, model=model,
+            run_id=name, name="digits", platform="local", hardware="cpu", status=status, study=study,
             created=NOW - timedelta(days=days + 1), ended=None if status == "running" else NOW - timedelta(days=days),
             part=Part(source=source, first="evaluate", last="evaluate") if source else None,
-            steps=[StepRecord(name="prepare_data", outputs=outputs)],
+            steps=[
+                StepRecord(name="prepare_data", outputs=outputs),
+                StepRecord(name="register_model", outputs={"model": model} if model else {}),
+            ],
         )
     )  # fmt: skip
     written(folder.record_file, days)

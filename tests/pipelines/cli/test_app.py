@@ -290,7 +290,8 @@ def test_a_model_that_is_not_promoted_fails_the_command_only_where_asked(
     failed: RunFolder, monkeypatch: pytest.MonkeyPatch, decision: str, option: str | None, code: int
 ):
     def run(folder, config, record, watcher, seconds):
-        record.status, record.verdict = "succeeded", {"decision": decision, "reasons": ["why"]}
+        record.status = "succeeded"
+        record.step("evaluate").outputs = {"verdict": {"decision": decision, "reasons": ["why"]}}
         return record
 
     monkeypatch.setattr(launch, "run", run)

@@ -29,7 +29,12 @@ def run(root: Path, number: int, rate: float, optimizer: str, accuracy: float | 
     folder = RunFolder(root / f"run-{number}")
     folder.path.mkdir()
     metrics = {} if accuracy is None else {"accuracy": accuracy, "loss": 1 - accuracy}
-    outputs = {"metric": "accuracy", "intervals": {"accuracy": [0.9, 0.999]}} if metrics else {}
+    outputs = {
+        "metrics": metrics,
+        "metric": "accuracy",
+        "intervals": {"accuracy": [0.9, 0.999]},
+        "verdict": {"decision": "promote"},
+    }
     record = RunRecord(
         run_id=folder.run_id,
         name="digits",
@@ -40,10 +45,8 @@ def run(root: Path, number: int, rate: float, optimizer: str, accuracy: float | 
         steps=[
             StepRecord(name="prepare_data", outputs={"fingerprint": "0123456789abcdef"}),
             StepRecord(name="train", outputs={"validation": {"accuracy": 0.5 + number / 10}}),
-            StepRecord(name="evaluate", outputs=outputs),
+            StepRecord(name="evaluate", outputs=outputs if metrics else {}),
         ],
-        metrics=metrics,
-        verdict={"decision": "promote"} if metrics else None,
     )
     folder.write(record)
     folder.configuration_file.write_text(yaml.safe_dump({"train": {"learning_rate": rate, "optimizer": optimizer}}))

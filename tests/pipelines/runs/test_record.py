@@ -279,3 +279,18 @@ def test_the_folder_is_absolute_whatever_the_current_one(tmp_path, monkeypatch, 
     folder = runs.create(config, Path("runs"))
     folder.write(record(folder))
     assert folder.path == tmp_path / "runs" / runs.find("latest", Path("runs")).run_id
+
+
+def test_results_are_stored_once_and_are_beside_the_steps_for_other_programs(tmp_path, config):
+    folder = runs.create(config, tmp_path)
+    evaluated = {"metrics": {"accuracy": 0.9375}, "verdict": {"decision": "promote", "reasons": ["why"]}}
+    registered = {"model": "/models/digits/3"}
+    outputs = {"evaluate": evaluated, "register_model": registered}
+    folder.write(record(folder, steps=[StepRecord(name=name, outputs=each) for name, each in outputs.items()]))
+    assert folder.record_file.read_text().count("0.9375") == 1
+    read = folder.read()
+    assert (read.metrics, read.verdict, read.model) == (*evaluated.values(), registered["model"])
+    assert read.registered == "digits/3"
+    printed = read.as_dict()
+    assert {name: printed[name] for name in ("metrics", "verdict", "model")} == evaluated | registered
+    assert record(folder).as_dict()["metrics"] == {}

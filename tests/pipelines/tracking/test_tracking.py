@@ -60,12 +60,16 @@ def folder(tmp_path: Path, server: FakeMlflow) -> RunFolder:
 def record_of(folder: RunFolder, **fields: Any) -> RunRecord:
     return RunRecord(
         run_id=folder.run_id, name="digits", platform="local", hardware="cpu", created=datetime.now(UTC),
-        steps=[StepRecord(name="prepare_data", outputs={"fingerprint": "f1"}), StepRecord(name="train")], **fields
+        steps=[
+            StepRecord(name="prepare_data", outputs={"fingerprint": "f1"}), StepRecord(name="train"),
+            StepRecord(name="evaluate"),
+        ], **fields
     )  # fmt: skip
 
 
 def ended(record: RunRecord) -> RunRecord:
-    record.status, record.ended, record.metrics = "succeeded", datetime.now(UTC), {"accuracy": 0.75, "loss": 1.5}
+    record.status, record.ended = "succeeded", datetime.now(UTC)
+    record.step("evaluate").outputs = {"metrics": {"accuracy": 0.75, "loss": 1.5}}
     return record
 
 
@@ -149,7 +153,7 @@ def test_another_evaluation_adds_its_metrics_and_leaves_the_parameters(folder: R
     record = ended(record_of(folder))
     send(folder, configuration(server), record)
     changed = configuration(server).model_copy(update={"name": "other"})
-    record.metrics, record.ended = {"accuracy": 0.5, "loss": 1.5}, datetime.now(UTC)
+    record.metrics["accuracy"], record.ended = 0.5, datetime.now(UTC)
     tracking.tracker_of(configuration(server)).send(tracking.of_run(folder, changed, record))
     run = server.run(folder.run_id)
     assert run.series("test/accuracy") == [(5, 0.75), (5, 0.5)]

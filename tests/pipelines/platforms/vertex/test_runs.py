@@ -12,6 +12,7 @@ import pytest
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.dataflow import job_name, prefix_of
 from slipway.pipelines.hardware import prices
+from tests.end_to_end.workspace import record_in
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.mlflow import FakeMlflow
@@ -25,7 +26,7 @@ TRAIN = "custom-training-job"
 
 
 def record(workspace: Path, run: str = "latest") -> dict[str, Any]:
-    return dict(json.loads((workspace / "runs" / run / "run.json").read_text()))
+    return record_in(workspace / "runs" / run)
 
 
 def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
@@ -150,7 +151,8 @@ def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, w
     assert within.exit_code == 0, within.output
     jobs = len(ready_google.region.pipelines.jobs)
     file = workspace / "runs" / ended["run_id"] / "run.json"
-    file.write_text(json.dumps({**ended, "status": "running", "cost": None, "ended": None}))
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({**stored, "status": "running", "cost": None, "ended": None}))
     for refused in (slipway(*CHECKED, *few), slipway(*RUN, *few), slipway("config", "compile", *CHECKED[1:], *few)):
         assert refused.exit_code == 2, refused.output
         assert "exceed the budget of $14.00 per month, after $14.10 that this month's runs have cost or may still" in (
@@ -160,7 +162,7 @@ def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, w
         assert "--set budget_per_month=26" in refused.stderr
     assert len(ready_google.region.pipelines.jobs) == jobs
     last_month = datetime.now(UTC).replace(day=1) - timedelta(days=1)
-    file.write_text(json.dumps({**ended, "created": last_month.isoformat()}))
+    file.write_text(json.dumps({**stored, "created": last_month.isoformat()}))
     assert slipway(*RUN, *few[:-1], "budget_per_month=14.80").exit_code == 0
 
 

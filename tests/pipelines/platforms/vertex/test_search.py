@@ -14,6 +14,7 @@ from slipway.pipelines.platforms.base import Context
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex import search
 from slipway.pipelines.tuning.search import settings_of
+from tests.end_to_end.workspace import record_in
 from tests.fakes.google import FakeGoogle
 from tests.pipelines.platforms.vertex.conftest import Slipway
 
@@ -29,7 +30,7 @@ FEW = (*TUNE, "--set", "tune.trials=6", "--set", "tune.parallel=2")
 
 
 def record(workspace: Path) -> dict[str, Any]:
-    return dict(json.loads((workspace / "runs" / "latest" / "run.json").read_text()))
+    return record_in(workspace / "runs" / "latest")
 
 
 def only_search(google: FakeGoogle) -> Any:
