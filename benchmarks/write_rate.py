@@ -151,13 +151,15 @@ def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources import open_source
     from slipway.components.prepare_data.workers import Workers, worker_count
-    from slipway.components.prepare_data.writing.set_writer import SetWriter
+    from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
 
     settings = DataSettings.model_validate(_settings(images, workers, folder))
     source = open_source(settings)
     listing = list_source(source, settings, folder)
     plan = Plan.of(source, listing.groups, settings, replicas=1)
-    SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
+    ShardTasks(
+        name="rate", source=source, settings=settings, listing=listing, plan=plan, scratch=folder, work=folder
+    ).deal(plan)  # fmt: skip
     tasks = sorted((folder / "lists").iterdir(), key=lambda path: -path.stat().st_size)
     started = time.perf_counter()
     with Workers(ReadAndAppend(source, folder), worker_count(workers)) as pool:

@@ -24,6 +24,7 @@ from slipway.components.prepare_data.sources.source import Misjudged, Part, Sour
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, TaskName
@@ -87,10 +88,13 @@ def prepare(
             refuse(unlisted)  # it may be the cause
             raise
         store.remove_leftovers(but=target.listing)
+        tasks = functools.partial(
+            ShardTasks, name=store.name, source=source, settings=settings, listing=listing, plan=target.plan,
+            scratch=scratch,
+        )  # fmt: skip
         prepared = None if unlisted else reusable(store, target, earlier)
         if prepared is None and source.stamps_are_times and not unlisted:
-            reader = SetWriter(source, settings, listing, target.plan, scratch, scratch)
-            prepared = same_content(store, target, reader, source.item)
+            prepared = same_content(store, target, tasks(work=scratch))
         if prepared:
             refuse_other(prepared.manifest.fingerprint, earlier)
             store.listings.remember_summary(listing_name(source, settings), summary)
@@ -104,10 +108,10 @@ def prepare(
                 return prepared
             if not beside:
                 require_room(store, work, target.plan.bytes)
-            writer = SetWriter(source, settings, listing, target.plan, scratch, work, workers)
-            written = writer.write(store.name, target.fingerprint)
+            writing = tasks(work=work, workers=workers)
+            written = SetWriter(writing).write(target.fingerprint)
             refuse_other(written.fingerprint, earlier)
-            before = store.publish(work / SetWriter.SET, identity(written.fingerprint))
+            before = store.publish(writing.set_folder, identity(written.fingerprint))
         store.listings.remember_summary(listing_name(source, settings), summary)
         store.listings.remember_fingerprint(target, written.fingerprint)
         return prepared_in(store, before or written, reused=before is not None)
@@ -195,7 +199,7 @@ def reusable(store: Store, target: Target, earlier: str | None) -> Prepared | No
     return prepared
 
 
-def same_content(store: Store, target: Target, reader: SetWriter, item: str) -> Prepared | None:
+def same_content(store: Store, target: Target, tasks: ShardTasks) -> Prepared | None:
     """Return the prepared data set with the content of a source of which only modification times have changed.
 
     If data sets of the same names, labels, sizes and settings exist, the source is read and hashed. Not compared are
@@ -206,15 +210,15 @@ def same_content(store: Store, target: Target, reader: SetWriter, item: str) -> 
     """
     known = store.listings.fingerprints(target)
     alike = [store.complete(identity(fingerprint)) for fingerprint in set(known.values())]
-    if target.listing in known or reader.groups_images or all(prior is None or prior.skipped_count for prior in alike):
+    if target.listing in known or tasks.groups_images or all(prior is None or prior.skipped_count for prior in alike):
         return None
     events.phase("comparing the source with the prepared data set")
     started = time.monotonic()
-    fingerprint = target.fingerprint(reader.read(store.name))
+    fingerprint = target.fingerprint(tasks.read())
     manifest = store.complete(identity(fingerprint))
     seconds, megabytes = time.monotonic() - started, target.listed.bytes / 1e6
     message = (
-        f"The {item}s have other modification times than before. Reading all {target.plan.examples():,} "
+        f"The {tasks.source.item}s have other modification times than before. Reading all {target.plan.examples():,} "
         f"({megabytes:,.1f} MB) took {seconds:.1f} s: "
     )
     message += "they are the same, and the prepared data set is reused." if manifest else "their content has changed."

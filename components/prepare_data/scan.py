@@ -18,7 +18,8 @@ from slipway.components.prepare_data.settings import LARGE_SIDE, DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Reader
 from slipway.components.prepare_data.validation.tally import Tally, proposed_size
-from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
+from slipway.components.prepare_data.writing.validation import Validation, near_duplicates
 
 MAX_COPIES_NAMED = 3
 
@@ -82,15 +83,19 @@ def scan(settings: DataSettings) -> Scan:
         scratch = Path(folder)
         listing = list_source(source, settings, scratch)
         plan = Plan.of(source, listing.groups, settings, replicas=1)
-        writer = SetWriter(source, settings, listing, plan, scratch, scratch)
-        tally = writer.validate(source.name)
+        tasks = ShardTasks(
+            name=source.name, source=source, settings=settings, listing=listing, plan=plan, scratch=scratch,
+            work=scratch,
+        )  # fmt: skip
+        validation = Validation(tasks)
+        tally = validation.run()
         if not tally.examples:
-            refuse(writer.unusable(tally))
-        lists = [list_path(writer.lists, split, number) for split in SPLITS for number in range(plan.shards[split])]
+            refuse(validation.unusable(tally))
+        lists = [list_path(tasks.lists, split, number) for split in SPLITS for number in range(plan.shards[split])]
         unusable = {key for key, _ in tally.skipped}
         examples = [example for path in lists for example in read_list(path) if example[0] not in unusable]
         copies, conflicts = find_copies(source.reader(scratch), examples)
-        alike = writer.near_duplicates()
+        alike = near_duplicates(tasks.validated)
         group_of = {key: number for number, group in enumerate(alike) for key in group}
         groups = Counter(label for label, _ in {(label, group_of.get(key, key)) for key, label, _, _ in examples})
         labels: Counter[str] = Counter()

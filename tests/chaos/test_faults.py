@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from slipway.components.prepare_data import prepare as preparation
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing import set_writer
+from slipway.components.prepare_data.writing import shard_tasks
 from slipway.components.register_model.registry import Registry
 from slipway.components.step import WorkFailed
 from slipway.core import atomic, integrity
@@ -324,7 +324,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(batches, "_predict", predict)
     monkeypatch.setattr(preparation, "Workers", InProcess)
-    monkeypatch.setattr(set_writer, "Workers", InProcess)
+    monkeypatch.setattr(shard_tasks, "Workers", InProcess)
     monkeypatch.setattr(starting, "check", lambda *_arguments, **_named: [])
     monkeypatch.setattr(launch, "_execute", Run().execute)
     monkeypatch.setattr(progress, "RunDisplay", Silent)

@@ -17,7 +17,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store as store_module
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.workers import Tick
-from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask
 from slipway.core.errors import UserError
 
@@ -211,13 +211,13 @@ def test_one_corrupt_image_does_not_write_a_shard_twice(
     root = make_folder({"a": 49, "b": 46})
     (root / "a" / "image 3.png").write_bytes(b"")
     ends: list[tuple[str, list[str]]] = []
-    run = SetWriter._run
+    run = ShardTasks._run
 
-    def recorded(self: SetWriter, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
+    def recorded(self: ShardTasks, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
         ends.append(("write" if tasks[0].path else "validate", [task.result.name for task in tasks]))
         return run(self, tasks, tick)
 
-    monkeypatch.setattr(SetWriter, "_run", recorded)
+    monkeypatch.setattr(ShardTasks, "_run", recorded)
     prepare(make_settings(root, skip_corrupt=0.08), 3)
     assert [kind for kind, _ in ends] == ["validate", "write"]
     assert len(ends[1][1]) == 9

@@ -22,7 +22,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.publishing.remembered import Listings
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
 from slipway.core import events
 
 MakeFolder = Callable[..., Path]
@@ -89,7 +89,7 @@ def change(path: Path) -> None:
 
 
 def refuse_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SetWriter, "read", lambda *arguments: pytest.fail("the images are read"))
+    monkeypatch.setattr(ShardTasks, "read", lambda *arguments: pytest.fail("the images are read"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

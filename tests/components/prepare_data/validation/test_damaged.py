@@ -11,7 +11,7 @@ import pytest
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation.sampling import sentence
-from slipway.components.prepare_data.writing import set_writer
+from slipway.components.prepare_data.writing import set_writer, validation
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_reports_the_same(
         with pytest.raises(KeyboardInterrupt):
             prepare(settings, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(set_writer.SetWriter, "_skip_unusable", interrupted)  # validated already
+        patch.setattr(validation.Validation, "skip_unusable", interrupted)  # validated already
         resumed = prepare(settings, 2)
     assert resumed.manifest == undisturbed.manifest and len(resumed.manifest.damaged) == 7
 

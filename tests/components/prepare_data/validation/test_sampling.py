@@ -148,16 +148,16 @@ def test_a_resumed_run_reports_the_same(
     assert undisturbed.manifest.checked and undisturbed.manifest.checked.undecodable == 1
     write = set_writer.SetWriter._write_shards
     for last in (1, 2):
-        rounds: list[str] = []
+        rounds: list[object] = []
         with monkeypatch.context() as patch:
 
-            def interrupted(self: Any, name: str, rounds: list[str] = rounds, last: int = last) -> Any:
-                rounds.append(name)
+            def interrupted(self: Any, rounds: list[object] = rounds, last: int = last) -> Any:
+                rounds.append(self)
                 if len(rounds) == last:  # all images are validated (1), copies are found (2)
                     # The state that a killed run leaves.
                     patch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
                     raise KeyboardInterrupt
-                return write(self, name)
+                return write(self)
 
             patch.setattr(set_writer.SetWriter, "_write_shards", interrupted)
             settings = make_settings(root, **about, store=str(tmp_path / str(last)))
