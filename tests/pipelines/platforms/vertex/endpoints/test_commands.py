@@ -127,7 +127,7 @@ def test_of_two_deletions_at_once_none_fails(workspace, monkeypatch):
 def test_what_vertex_ai_does_not_end_in_time_is_no_traceback(workspace):
     workspace.register()
     workspace.deployed()
-    workspace.write(min_replicas=2, max_replicas=2, timeout=0.0001)
+    workspace.write(min_replicas=2, max_replicas=2, timeout=1e-9)
     result = workspace.slipway("endpoints", "apply")
     assert result.exit_code == 2, result.output
     assert "could not apply the endpoint digits in time; Vertex AI continues (projects/" in result.stderr
