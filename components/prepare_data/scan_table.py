@@ -15,8 +15,8 @@ from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
-from slipway.components.prepare_data.sources.csv_batches import InferredColumn, infer_kinds
-from slipway.components.prepare_data.sources.csv_file import LABEL_COLUMNS, SPLIT_COLUMN
+from slipway.components.prepare_data.sources.tables.header import LABEL_COLUMNS, SPLIT_COLUMN
+from slipway.components.prepare_data.sources.tables.inference import InferredColumn, infer_kinds
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
 from slipway.core.errors import UserError, nearest
 from slipway.core.formatted import NumberFormat

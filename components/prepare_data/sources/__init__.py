@@ -111,11 +111,11 @@ SOURCES = (
     ),
     SourceKind(
         "csv", "csv:FILE (columns label, optionally split, and image or others)", "csv:photos.csv",
-        "csv_file:ManifestSource",
+        "table_source:open_table_source",
         argument="FILE", mounted=True, location="source", beam=True,
     ),
     SourceKind(
-        "parquet", "parquet:FILE (columns as for csv)", "parquet:houses.parquet", "csv_file:ManifestSource",
+        "parquet", "parquet:FILE (columns as for csv)", "parquet:houses.parquet", "table_source:open_table_source",
         argument="FILE", mounted=True, location="source", beam=True,
     ),
     SourceKind(

@@ -16,8 +16,8 @@ import pytest
 from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources import csv_file as csv_source
 from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.tables import input_table
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.tables import csv_file
@@ -212,8 +212,8 @@ def test_a_table_is_listed_in_parts_as_in_one(
     if ending == "parquet":
         as_texts(tmp_path / "table.csv")
     found = []
-    for size in (csv_source.PART_BYTES, 1 << 13):
-        monkeypatch.setattr(csv_source, "PART_BYTES", size)
+    for size in (input_table.PART_BYTES, 1 << 13):
+        monkeypatch.setattr(input_table, "PART_BYTES", size)
         settings = make_settings(f"{ending}:table.{ending}", store=str(tmp_path / str(size)), **table.settings)
         assert (len(open_source(settings, table.task).parts()) > 3) == (size == 1 << 13)
         found.append(prepare(settings, table.replicas, task=table.task).manifest)
@@ -235,7 +235,7 @@ def test_the_first_mistake_of_all_parts_is_raised(
     tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second part is read faster than the first one, whose mistake comes late."""
-    monkeypatch.setattr(csv_source, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(input_table, "PART_BYTES", 1 << 16)
     rows = [f"{number},a" for number in range(20_000)]
     table = tmp_path / "table.csv"
     parts = open_source(make_settings(f"csv:{write_rows(table, rows)}")).parts()

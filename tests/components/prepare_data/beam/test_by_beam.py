@@ -19,11 +19,12 @@ from slipway.components.prepare_data.prepare import list_source, prepare
 from slipway.components.prepare_data.publishing import store as store_module
 from slipway.components.prepare_data.publishing.store import Store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
-from slipway.components.prepare_data.sources import csv_file, open_source
+from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Ignored
+from slipway.components.prepare_data.sources.tables import input_table
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
-from slipway.core.tables import csv_file as core_csv_file
+from slipway.core.tables import csv_file
 from tests.components.prepare_data.beam.test_beam import HERE, same
 from tests.components.prepare_data.conftest import encoded_image
 from tests.components.prepare_data.sources.test_tfrecord import damaged, feature, framed, record
@@ -104,7 +105,7 @@ CASES = {
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> Listed:
     """Small parts of tables; receives the parts of each pipeline that lists."""
-    monkeypatch.setattr(csv_file, "PART_BYTES", 1 << 14)
+    monkeypatch.setattr(input_table, "PART_BYTES", 1 << 14)
     found: Listed = []
     run = by_beam.run_by_beam
 
@@ -153,8 +154,8 @@ def test_columns_that_turn_out_to_be_text_are_listed_again(
 ) -> None:
     rows = [f"{number},{number % 2}" for number in range(20_000)]
     (tmp_path / "table.csv").write_text("\n".join(["x,label", *rows, "unknown,1"]))
-    monkeypatch.setattr(core_csv_file, "BATCH_BYTES", 1 << 12)
-    monkeypatch.setattr(csv_file, "PART_BYTES", 1 << 17)
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 12)
+    monkeypatch.setattr(input_table, "PART_BYTES", 1 << 17)
     source = f"csv:{tmp_path / 'table.csv'}"
     one = prepare(make_settings(source, inputs=["x"]), 2)
     other = prepare(make_settings(source, inputs=["x"], beam=HERE, store=str(tmp_path / "beam")), 2)

@@ -15,8 +15,8 @@ from slipway.components.prepare_data.encoding.records import read_examples
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import check_source
-from slipway.components.prepare_data.sources import csv_file as source_module
-from slipway.components.prepare_data.sources.csv_batches import infer_kinds
+from slipway.components.prepare_data.sources.tables import input_table
+from slipway.components.prepare_data.sources.tables.inference import infer_kinds
 from slipway.core.errors import UserError
 from slipway.core.tables import csv_file
 from slipway.core.tables.batch import Batch
@@ -214,7 +214,7 @@ def test_a_column_of_many_numbers_may_end_otherwise(
     with pytest.raises(UserError, match=rf"line {len(MANY) + 4} \(its label in the column label is missing"):
         prepare(settings, 1)
     path.write_text("\n".join(["x,label", *MANY, f"{last},1"]))
-    monkeypatch.setattr(source_module, "PART_BYTES", 1 << 12)
+    monkeypatch.setattr(input_table, "PART_BYTES", 1 << 12)
     assert check_source(settings) == f"csv:{path}"
     found = prepare(settings, 1)
     assert found.manifest.inputs["x"].kind == kind

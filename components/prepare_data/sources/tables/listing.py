@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,33 +12,19 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT, Kind
+from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT
 from slipway.components.prepare_data.encoding.table_rows import PLAIN, Coded, RowFile, Rows, RowSpool, TableLayout
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
 from slipway.components.prepare_data.sorting import DIGEST_BYTES
-from slipway.components.prepare_data.sources.csv_batches import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.precision import Precision
-from slipway.components.prepare_data.sources.source import ListedRows, RowReader
+from slipway.components.prepare_data.sources.source import Ignored, ListedRows, RowReader
+from slipway.components.prepare_data.sources.tables.header import LABEL
+from slipway.components.prepare_data.sources.tables.inference import has_underscores, numbers_in
+from slipway.components.prepare_data.sources.tables.row_checks import RowChecks
+from slipway.components.prepare_data.sources.tables.schema import Schema
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list, label_cell
-from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Batch
 from slipway.core.values import is_missing, stored_name
-
-LABEL = "label"
-
-
-class Header(NamedTuple):
-    """The first line: all columns, and the positions of the columns with a use and of the additional ones."""
-
-    names: list[str]
-    columns: dict[str, int]
-    additional: dict[str, int]
-
-    @property
-    def content(self) -> list[int]:
-        """The columns that are part of a row's key, in order: all but the split, by name."""
-        columns = set(range(len(self.names))) - {self.columns.get("split")}
-        return sorted(columns, key=self.names.__getitem__)
 
 
 class Columns(NamedTuple):
@@ -53,57 +39,34 @@ class TableLister:
     """Lists the rows of a table.
 
     Args:
-        layout: What a row consists of.
-        task: What is learned.
-        header: The columns.
-        inputs: The features that are inputs.
-        judged: The columns of numbers of which only the first rows were read to infer their kinds.
-        spellings: The text of categories that a column writes in several ways, by feature.
-        gaps: Whether inputs that are numbers may be missing, as NaN.
-        usable: Returns a batch without the rows that cannot be used, or raises the error of its first mistake.
-        encode: Returns the Feature of a cell, or raises Unusable.
+        schema: The kinds of the columns.
+        checks: The checks of rows that may be unusable.
     """
 
-    def __init__(
-        self,
-        layout: TableLayout,
-        task: TaskName,
-        header: Header,
-        inputs: Collection[str],
-        usable: Callable[[Batch], Batch],
-        encode: Callable[[Kind, str], bytes],
-        judged: Collection[str],
-        spellings: Mapping[str, Mapping[str, str]],
-        *,
-        gaps: bool,
-    ) -> None:
-        self._layout = layout
-        self._task = task
-        self._header = header
-        self._inputs = inputs
-        self._judged = {stored_name(name) for name in judged}
-        self._spellings = spellings
-        self._gaps = gaps
-        self._usable = usable
-        self._encode = encode
-        self._positions = {stored_name(name): at for name, at in header.additional.items()}
-        self._positions[LABEL] = header.columns[LABEL]
-        self._number_bytes = len(layout.numbers) * len(PLAIN.encode(0.0))
+    def __init__(self, schema: Schema, checks: RowChecks) -> None:
+        self._layout = schema.layout
+        self._checks = checks
+        self._task, self._header, self._inputs = checks.task, checks.header, checks.inputs
+        self._judged = {stored_name(name) for name in schema.judged}
+        self._spellings = schema.spellings
+        self._positions = {stored_name(name): at for name, at in self._header.additional.items()}
+        self._positions[LABEL] = self._header.columns[LABEL]
+        self._number_bytes = len(self._layout.numbers) * len(PLAIN.encode(0.0))
 
     def rows(
-        self, batches: Iterable[Batch], precision: Precision, spool: RowSpool | None
+        self, batches: Iterable[Batch], ignored: Ignored, spool: RowSpool | None
     ) -> Iterator[tuple[Batch, ListedRows]]:
-        """Write the rows to the spool; yield them, and count their numbers in `precision`."""
-        for batch, columns in self._read(batches):
-            yield batch, self._listed(batch, columns, precision, spool)
+        """Write the rows to the spool; yield them, and record those that are skipped, and the numbers' precision."""
+        for batch, columns in self._read(batches, ignored):
+            yield batch, self._listed(batch, columns, ignored.precision, spool)
 
-    def _read(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Columns]]:
+    def _read(self, batches: Iterable[Batch], ignored: Ignored) -> Iterator[tuple[Batch, Columns]]:
         """Yield the batches with their columns, without the rows that cannot be used."""
         for batch in batches:
             try:
                 yield batch, self._columns(batch)
             except Unusable:  # each row must be validated
-                usable = self._usable(batch)
+                usable = self._checks.usable(batch, ignored)
                 if len(usable):
                     yield usable, self._columns(usable, validated=True)
 
@@ -134,7 +97,7 @@ class TableLister:
         return numbers_in(batch.columns[self._positions[name]], gaps=gaps, judged=name in self._judged)
 
     def _may_be_missing(self, name: str) -> bool:
-        return self._gaps and name in self._inputs and name != LABEL
+        return self._checks.gaps and name in self._inputs and name != LABEL
 
     def _numbers(
         self, name: str, batch: Batch, numbers: NDArray[np.float64] | None, *, validated: bool
@@ -166,7 +129,7 @@ class TableLister:
         kind = self._layout.kinds[name]
         if kind.name in ("number", "integer") and name in self._inputs and is_missing(text):
             raise Unusable
-        return self._encode(kind, self._spellings.get(name, {}).get(text, text))
+        return self._checks.encode(kind, self._spellings.get(name, {}).get(text, text))
 
     def _are_valid(self, use: str, column: pyarrow.StringArray) -> bool:
         if use == LABEL and self._task == "regression":
