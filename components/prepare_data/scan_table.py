@@ -15,6 +15,7 @@ from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.table_source import TableFileSource
 from slipway.components.prepare_data.sources.tables.header import LABEL_COLUMNS, SPLIT_COLUMN
 from slipway.components.prepare_data.sources.tables.inference import InferredColumn, infer_kinds
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
@@ -59,7 +60,7 @@ def scan(settings: DataSettings, task: TaskName) -> TableScan:
     with tempfile.TemporaryDirectory(prefix="slipway-scan-") as folder:
         scratch = settings.model_copy(update={"store": folder, "beam": None})
         manifest = prepare(scratch, replicas=1, task=task).manifest
-    return TableScan(settings, manifest, getattr(source, "inferred", {}))
+    return TableScan(settings, manifest, source.inferred if isinstance(source, TableFileSource) else {})
 
 
 def scan_table(path: Path, label: str | None) -> TableScan:

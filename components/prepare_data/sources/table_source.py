@@ -9,7 +9,7 @@ table's row a hash of its values: a row is the same one in whatever order the ro
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status, path_key
 from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
 from slipway.components.prepare_data.sources.tables.header import Header
+from slipway.components.prepare_data.sources.tables.inference import InferredColumn
 from slipway.components.prepare_data.sources.tables.input_table import InputTable, TablePart
 from slipway.components.prepare_data.sources.tables.listing import TableReader
 from slipway.core.manifest import TaskName
@@ -43,8 +44,8 @@ def open_table_source(
     return (TableSource if is_plain else KeyedTableSource)(table, settings.source)
 
 
-class _FileSource(Source):
-    """What both sources have in common.
+class TableFileSource(Source):
+    """A table: the base class of both sources.
 
     Args:
         table: The table.
@@ -71,6 +72,11 @@ class _FileSource(Source):
         self._take_schema()
 
     @property
+    def inferred(self) -> Mapping[str, InferredColumn]:
+        """The columns whose kinds were inferred, by name."""
+        return self._table.schema.inferred
+
+    @property
     def item(self) -> str:
         return "image" if self.has_image else "row"
 
@@ -90,7 +96,7 @@ class _FileSource(Source):
         return {group: group for group in listed}
 
 
-class TableSource(_FileSource):
+class TableSource(TableFileSource):
     """A table, whose rows have no keys: they are listed many at a time, in parts."""
 
     @functools.cached_property
@@ -112,7 +118,7 @@ class TableSource(_FileSource):
         return TableReader(RowFile(scratch, layout, len(self._sections)), layout)
 
 
-class KeyedTableSource(_FileSource):
+class KeyedTableSource(TableFileSource):
     """A list of images, or a table with ids or with other columns of images, whose keys must be unique: one part."""
 
     def parts(self) -> list[TablePart]:

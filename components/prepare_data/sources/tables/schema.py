@@ -15,7 +15,7 @@ from slipway.components.prepare_data.encoding.table_rows import TableLayout
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
 from slipway.components.prepare_data.sources.tables.header import LABEL, Header
-from slipway.components.prepare_data.sources.tables.inference import infer_kinds
+from slipway.components.prepare_data.sources.tables.inference import InferredColumn, infer_kinds
 from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Mistake, TableFile
 from slipway.core.values import stored_name
@@ -30,7 +30,7 @@ class Schema:
         kinds: The kinds of the additional columns, by name.
         inputs: The kinds of the inputs, by the names under which they are stored, in order.
         judged: The columns of numbers of which only the first rows were read to infer their kinds.
-        spellings: The text of categories that a column writes in several ways, by feature.
+        inferred: The columns whose kinds were inferred, by name.
         notes: Sentences for the user about columns that are no inputs, or of a doubtful kind.
     """
 
@@ -38,8 +38,13 @@ class Schema:
     kinds: Mapping[str, Kind]
     inputs: Mapping[str, Kind]
     judged: Collection[str]
-    spellings: Mapping[str, Mapping[str, str]]
+    inferred: Mapping[str, InferredColumn]
     notes: Sequence[str]
+
+    @property
+    def spellings(self) -> dict[str, dict[str, str]]:
+        """The text of categories that a column writes in several ways, by feature."""
+        return {stored_name(name): column.spellings for name, column in self.inferred.items()}
 
     @property
     def images(self) -> list[str]:
@@ -102,5 +107,4 @@ def read_schema(
     notes = [f"The column {name} is no input: it {why}." for name, why in excluded.items()]
     doubtful = {name: column for name, column in inferred.items() if column.doubt and name not in excluded}
     notes += [f"The column {name} is a {column.kind}: it {column.doubt}." for name, column in doubtful.items()]
-    spellings = {stored_name(name): column.spellings for name, column in inferred.items()}
-    return Schema(task, kinds, inputs, judged, spellings, notes)
+    return Schema(task, kinds, inputs, judged, inferred, notes)
