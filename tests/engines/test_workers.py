@@ -96,7 +96,12 @@ def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, w
 
 @pytest.mark.engine("jax", "pytorch")
 def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    settings = {"steps": 120, "steps_per_epoch": 30, **SHARDED, "checkpoint": {"every_steps": 60, "every_seconds": None}}
+    settings = {
+        "steps": 120,
+        "steps_per_epoch": 30,
+        **SHARDED,
+        "checkpoint": {"every_steps": 60, "every_seconds": None},
+    }
     sharded = bench.job(**settings, sharding="fsdp", replicas=2)
     devices = {"SLIPWAY_VIRTUAL_DEVICES": "2"}
     pair = workers.start_two(sharded, tmp_path / "sharded", **BUILDERS, **devices)
@@ -131,7 +136,12 @@ def test_gradients_summed_as_one_vector_are_those_summed_one_by_one(bench: Bench
 
 @pytest.mark.engine("jax")
 def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    settings = {"steps": 120, "steps_per_epoch": 30, **SHARDED, "checkpoint": {"every_steps": 60, "every_seconds": None}}
+    settings = {
+        "steps": 120,
+        "steps_per_epoch": 30,
+        **SHARDED,
+        "checkpoint": {"every_steps": 60, "every_seconds": None},
+    }
     config = bench.job(**settings, sharding="fsdp")
     stopped = workers.start(config, tmp_path / "resumed", **BUILDERS, SLIPWAY_VIRTUAL_DEVICES="2")
     stopped.wait_for_checkpoint(60)
