@@ -2,7 +2,7 @@
 
 Runs the digits pipeline in a temporary folder: once to prepare the data, then measured runs that reuse it, each next to
 a plain Keras script that trains, exports and evaluates the same network on the same data. The phases are those of
-`slipway run --timings`.
+`slipway status --timings`.
 
 With `--cifar`, runs the pipeline on 60,000 JPEG files of 32x32 pixels instead (`--cifar FOLDER`: on those in
 FOLDER/train and FOLDER/test) with two epochs of a small network, each time in a new folder. With `--against TREE`, runs

@@ -46,9 +46,6 @@ Overrides = Annotated[
 StepRunner = Annotated[
     Runner, typer.Option("--runner", metavar="KIND", help="What runs local steps: process, or docker (containers).")
 ]
-Timings = Annotated[
-    bool, typer.Option("--timings", help="Show where the seconds of a local run went, by step and phase.")
-]
 Registry = Annotated[Path, typer.Option("--registry", metavar="FOLDER", help="Folder of the registered models.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 

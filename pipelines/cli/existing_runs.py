@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from slipway.core import dataclass_json
 from slipway.core.errors import UserError, lowered
-from slipway.pipelines.options import Json, Run, Timings
+from slipway.pipelines.options import Json, Run
 from slipway.pipelines.platforms.table import platform_of, remote
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 def status(
     run_id: Run = "latest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run until it ends.")] = False,
-    timings: Timings = False,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Show where the seconds of a local run went, by step and phase.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show all runs that are running, on any platform, and their cost.")
     ] = False,

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
+from slipway.pipelines.cli.exclusions import check_options
 from slipway.pipelines.cli.existing_runs import exit_as_it_went, print_record, show_failure, watch_and_exit
 from slipway.pipelines.cli.targets import Target, check_runner_on, show_cost, show_warnings
 from slipway.pipelines.options import (
@@ -25,7 +25,6 @@ from slipway.pipelines.options import (
     Overrides,
     Runner,
     StepRunner,
-    Timings,
     complete_run,
     configuration_path,
     configured,
@@ -92,86 +91,69 @@ def run(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Submit without checking the project on Vertex AI first.")
     ] = False,
-    timings: Timings = False,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from slipway.pipelines.api import starting
     from slipway.pipelines.runs import record as runs
 
+    configuration_file = file or config
+    check_options({
+        "-c": str(configuration_file or ""), "--target": "" if platform_of(target).trains_here else target,
+        "--resume": resume, "--only": only, "--from-step": from_step, "--from": source,
+        "--repeat": repeat if repeat > 1 else None, "--folds": folds if folds > 1 else None,
+        "--require-promotion": require_promotion,
+    })  # fmt: skip
     shown = error_console if as_json else console
-    outcome = Outcome(shown, as_json=as_json, require_promotion=require_promotion, timings=timings)
-    if timings and not platform_of(target).trains_here:
-        raise UserError(
-            f"--timings applies only to runs on this machine, not to a run on {target}.",
-            setting="--timings",
-            fix="remove --timings",
-        )
-    other = {"--resume": resume, "--only": only, "--from-step": from_step, "--from": source}
-    excluded = next((f"{option} {value}" for option, value in other.items() if value), None)
-    several, count = ("--folds", folds) if folds > 1 else ("--repeat", repeat)
-    if folds > 1 and (repeat > 1 or require_promotion):
-        excluded = f"--repeat {repeat}" if repeat > 1 else "--require-promotion"
-    if count > 1 and (excluded or not platform_of(target).trains_here):
-        raise UserError(
-            f"{several} cannot be used with {excluded}."
-            if excluded
-            else f"{several} applies only to runs on this machine.",
-            setting=several,
-            value=count,
-            fix=f"remove {excluded or f'--target {target}'}",
-        )
-    if source or only or from_step:
-        _check_part(given=file or config, source=source, has_step=bool(only or from_step), resume=resume, target=target)
-        of = runs.find(source or "latest")
-        with starting.rerun(of, only, from_step, overrides or (), hardware, runner=runner.value) as ready:
+    outcome = Outcome(shown, as_json=as_json, require_promotion=require_promotion)
+    if only or from_step:
+        earlier = runs.find(source or "latest")
+        with starting.rerun(earlier, only, from_step, overrides or (), hardware, runner=runner.value) as ready:
             outcome.of_local(ready)
         return
-    if resume is None:
-        configuration = configured(file, config, overrides, hardware)
-        folded: list[dict[str, JsonObject]] = []
-        if folds > 1:
-            configuration, folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
-        check_runner_on(target, runner)
-        if repeat > 1 and configuration.train.program and not configuration.train.receives_seed:
-            from slipway.trainer.config import SEED
-
-            arguments = json.dumps([*configuration.train.arguments, "--seed", SEED])
-            raise UserError(
-                f"--repeat changes train.seed, which {configuration.train.program} does not receive.",
-                setting="--repeat",
-                value=repeat,
-                allowed=f"a program with {SEED} among its arguments",
-                fix=f"--set {shlex.quote(f'train.arguments={arguments}')}",
-            )
-        show_warnings(
-            starting.check(configuration, target, runner=runner.value, submitting=not no_check, say=outcome.say)
-        )
-        show_cost(configuration, target, outcome.say)
-        if elsewhere := remote(target):
-            outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
-        elif folded:
-            _cross_validate(configuration, folded, target, outcome, runner)
-        elif repeat > 1:
-            repeated = _repeat(configuration, target, repeat, outcome, runner)
-            if require_promotion and repeated.is_rejected:
-                raise typer.Exit(EXIT_REJECTED)
-        else:
-            with starting.new(configuration, target, outcome.say, runner=runner.value) as ready:
+    if resume is not None:
+        with starting.resumed(runs.find(resume), overrides or (), hardware, outcome.say, runner=runner) as ready:
+            if elsewhere := remote(ready.record.platform):
+                outcome.of_remote(elsewhere.resume(ready.folder, outcome.say), wait=not no_wait)
+            else:
                 outcome.of_local(ready)
         return
-    if configuration_file := file or config:
-        raise UserError(
-            "A resumed run uses its stored configuration.",
-            setting="-c",
-            value=str(configuration_file),
-            fix=f"remove {configuration_file}",
-        )
-    with starting.resumed(runs.find(resume), overrides or (), hardware, outcome.say, runner=runner) as ready:
-        if elsewhere := remote(ready.record.platform):
-            outcome.of_remote(elsewhere.resume(ready.folder, outcome.say), wait=not no_wait)
-        else:
+    configuration = configured(file, config, overrides, hardware)
+    folded: list[dict[str, JsonObject]] = []
+    if folds > 1:
+        configuration, folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
+    check_runner_on(target, runner)
+    if repeat > 1:
+        _check_seed(configuration, repeat)
+    show_warnings(starting.check(configuration, target, runner=runner.value, submitting=not no_check, say=outcome.say))
+    show_cost(configuration, target, outcome.say)
+    if elsewhere := remote(target):
+        outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
+    elif folded:
+        _cross_validate(configuration, folded, target, outcome, runner)
+    elif repeat > 1:
+        repeated = _repeat(configuration, target, repeat, outcome, runner)
+        if require_promotion and repeated.is_rejected:
+            raise typer.Exit(EXIT_REJECTED)
+    else:
+        with starting.new(configuration, target, outcome.say, runner=runner.value) as ready:
             outcome.of_local(ready)
+
+
+def _check_seed(configuration: RunConfig, repeat: int) -> None:
+    """Refuse --repeat with a program that does not receive the seed."""
+    if not configuration.train.program or configuration.train.receives_seed:
+        return
+    from slipway.trainer.config import SEED
+
+    arguments = json.dumps([*configuration.train.arguments, "--seed", SEED])
+    raise UserError(
+        f"--repeat changes train.seed, which {configuration.train.program} does not receive.",
+        setting="--repeat",
+        value=repeat,
+        allowed=f"a program with {SEED} among its arguments",
+        fix=f"--set {shlex.quote(f'train.arguments={arguments}')}",
+    )
 
 
 def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome, runner: Runner) -> RunRecord:
@@ -233,35 +215,6 @@ def _show_all(records: Sequence[RunRecord], of: str, outcome: Outcome, *, as_jso
     outcome.say("\n" + as_text(summaries, of))
 
 
-def _check_part(*, given: Path | None, source: str | None, has_step: bool, resume: str | None, target: str) -> None:
-    """Refuse options that do not fit --only and --from-step."""
-    if not has_step:
-        raise UserError(
-            "--from needs a step.", setting="--from", value=source, fix=f"slipway run --from {source} --only evaluate"
-        )
-    if given is not None:
-        raise UserError(
-            "A run of single steps uses the configuration of the earlier run.",
-            setting="-c",
-            value=str(given),
-            fix=f"remove {given}; --set changes settings",
-        )
-    if resume is not None:
-        raise UserError(
-            "A resumed run repeats no finished steps.",
-            setting="--resume",
-            value=resume,
-            fix="--from in place of --resume",
-        )
-    if not platform_of(target).trains_here:
-        raise UserError(
-            f"--only and --from-step apply only to runs on this machine, not to a run on {target}.",
-            setting="--target",
-            value=target,
-            fix=f"remove --target {target}",
-        )
-
-
 @user_errors
 def rehearse(
     file: ConfigurationFile = None,
@@ -288,7 +241,6 @@ class Outcome:
     shown: Console
     as_json: bool
     require_promotion: bool = False
-    timings: bool = False
 
     def say(self, line: str) -> None:
         self.shown.print(escape(line))
@@ -321,10 +273,6 @@ class Outcome:
         observers.ended(folder, configuration, record, self.say)
         if self.as_json:
             print_record(record)
-        if self.timings:
-            from slipway.pipelines.runs.timings import of_run
-
-            self.shown.print(display.timings_table(of_run(folder, record)))
         if record.status == "cancelled":
             raise typer.Exit(EXIT_INTERRUPTED)  # the launcher said how to continue
         if record.status == "failed":
