@@ -15,7 +15,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -23,12 +23,13 @@ import typer.testing
 import yaml
 from xdist.scheduler import LoadFileScheduling
 
-from slipway import extensions
 from slipway.core import yaml_loader
 from slipway.core.cores import available_cores
 from slipway.trainer.engines.quick_import import import_tensorflow
-from tests import forks
-from tests.fakes.google import FakeGoogle
+from tests import absent, forks
+
+if TYPE_CHECKING:
+    from tests.fakes.google import FakeGoogle
 
 # Tests fork beside the fakes' gRPC servers, whose fork handlers now and then crash or block the new process.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -43,11 +44,6 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 # Tests start many interpreters, and several processes read the rewritten assertions: they cache their bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-# The tests of an extension stand in its folder's mirror, and are those of nothing if it was deleted.
-ROOT = Path(__file__).parents[1]
-EXTENSIONS = [Path(*module.split(".")[1:-1]) for module in extensions.MODULES]
-collect_ignore = [str(Path(__file__).parent / folder) for folder in EXTENSIONS if not (ROOT / folder).is_dir()]
 
 # kfp asks for the whole stack at each limit of a task; the lines of source, read for each frame, are most of the work.
 inspect.stack = functools.partial(inspect.stack, 0)
@@ -75,6 +71,11 @@ TESTS = Path(__file__).parent
 def pytest_xdist_auto_num_workers() -> int:
     """Return one process more than there are cores: many tests wait for servers and processes."""
     return available_cores() + 1
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Skip the tests of extensions whose folders were deleted."""
+    return absent.needs_absent(collection_path) or None
 
 
 class Scheduling(LoadFileScheduling):
@@ -119,6 +120,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     Modules and libraries are left to themselves: they stay, and collections of garbage would visit all their objects.
     """
+    if session.config.option.collectonly:
+        return
     if any("tensorflow" in getattr(item, "fixturenames", ()) for item in session.items):
         import_tensorflow()
     gc.collect()
@@ -220,7 +223,10 @@ def log_handlers() -> Iterator[None]:
 @pytest.fixture
 def google(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGoogle]:
     """A new project on loopback that this process's clients trust and have credentials for."""
+    if absent.needs_absent(TESTS / "fakes/google.py"):
+        pytest.skip("the fake of Google Cloud needs an extension that was deleted")
     from tests.fakes import quick_clients
+    from tests.fakes.google import FakeGoogle
 
     quick_clients.install(monkeypatch)
     folder: Path = tmp_path_factory.mktemp("google")

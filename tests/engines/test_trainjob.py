@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.components.train.conftest import Step
-from tests.components.train.test_trainjob import digits, train_here_and_with_a_killed_pod
+from tests.components.train.trainjob.conftest import Step
+from tests.components.train.trainjob.test_job import digits, train_here_and_with_a_killed_pod
 from tests.engines.conftest import ENGINE
 from tests.fakes.kubernetes.server import FakeKubernetes
 

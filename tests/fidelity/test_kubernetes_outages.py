@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
-from tests.components.train.conftest import grant
+from tests.components.train.trainjob.conftest import grant
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
 
 TRAINJOBS = ("trainer.kubeflow.org", "v1alpha1", NAMESPACE, "trainjobs")

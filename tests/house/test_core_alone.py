@@ -1,4 +1,4 @@
-"""The core without the folders of the extensions trains the same models, and says what it does not have."""
+"""The core without the folders of the extensions trains the same models, and names what it lacks; its tests remain."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ evaluate: {gate: {minimum: 0.1}}
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package, without the folders of its extensions."""
+    """A folder with the package and its tests, without the folders of its extensions."""
     folder = tmp_path_factory.mktemp("core")
-    for name in ("slipway", "trainer", "components", "pipelines"):
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("slipway", "trainer", "components", "pipelines", "tests", "benchmarks", "docs"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for module in extensions.MODULES:
         row = extensions.load(f"{module}:EXTENSION")
@@ -110,3 +111,14 @@ def test_the_core_alone_checks_predicts_and_explains_what_it_has_not(core: Path,
     refused = slipway(core, work, "predict", "gs://bucket/model", "x.png")
     assert refused.returncode == 2
     assert "no extension is installed that reads gs:// buckets" in refused.stderr
+
+
+def test_the_tests_of_the_core_are_collected(core: Path) -> None:
+    """Those that need an extension are not, which tests/absent.py finds out."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "--assert=plain", "tests"]
+    environment = {**os.environ, "PYTHONPATH": str(core)}
+    result = subprocess.run(command, cwd=core, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr
+    files = {line.partition("::")[0] for line in result.stdout.splitlines() if "::" in line}
+    assert {"tests/trainer/test_training.py", "tests/components/prepare_data/test_prepare.py"} <= files
+    assert result.stdout.count("::") > 4000

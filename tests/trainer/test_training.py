@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from slipway.core.cores import available_cores
 from slipway.trainer.checkpoint.store import Checkpoints
-from tests.fakes.google import FakeGoogle
 from tests.fakes.mount import Mount, open_for_writing
-from tests.fakes.ready import BUCKET
 from tests.trainer.conftest import NETWORKS
+
+if TYPE_CHECKING:
+    from tests.fakes.google import FakeGoogle
 
 # Long enough to be stopped midway; 150 steps per epoch, so that step 200 is not at the end of one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
@@ -91,6 +92,8 @@ def test_stopped_then_lost_with_its_machine_it_ends_with_the_same_weights_and_hi
     undisturbed: Any, tiny: Path, tmp_path: Path, workers: Any, make_job: Any, ready_google: FakeGoogle
 ) -> None:
     """In the end, it resumes elsewhere from what is in the bucket."""
+    from tests.fakes.ready import BUCKET
+
     config = make_job(tiny, **LONG, **SAVING)
     mount = Mount(ready_google.storage, tmp_path / "mounted")
     root = mount.folder / BUCKET

@@ -7,14 +7,15 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.end_to_end.workspace import wait_for
-from tests.fakes.google import FakeGoogle
 from tests.fakes.mount import Mount
-from tests.fakes.ready import BUCKET
+
+if TYPE_CHECKING:
+    from tests.fakes.google import FakeGoogle
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -99,6 +100,7 @@ def test_nothing_is_open_between_segments_so_a_lost_machine_loses_only_the_last(
 ) -> None:
     from slipway.trainer.metrics import history
     from slipway.trainer.metrics.history import Metrics
+    from tests.fakes.ready import BUCKET
 
     monkeypatch.setattr(history, "SEGMENT_SECONDS", 600.0)
     mount = ready_google.storage.mount = Mount(ready_google.storage, tmp_path)

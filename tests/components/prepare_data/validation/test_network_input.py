@@ -16,7 +16,6 @@ from PIL import Image
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.validation.network_input import as_network_sees
 from slipway.core.errors import UserError
-from tests.docs.permissions import DOCS
 
 # The mean of an image's levels, drawn on otherwise empty ground.
 Draw = Callable[[int], Image.Image]
@@ -84,7 +83,7 @@ def test_images_with_few_levels_are_named_and_those_of_other_colors_are_not(
 def test_the_program_of_the_documentation_converts_them(
     write: Callable[..., Path], make_settings: Callable[..., object], draw: Draw, tmp_path: Path
 ) -> None:
-    section = (DOCS / "your-own-data.md").read_text().split("### Blank images")[1]
+    section = Path("docs/your-own-data.md").read_text().split("### Blank images")[1]
     program = section.split("```python\n")[1].split("```")[0]
     images = write(draw)
     subprocess.run([sys.executable, "-c", program, str(images)], check=True)

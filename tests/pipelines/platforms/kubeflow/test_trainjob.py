@@ -19,7 +19,7 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.runs.record import RunRecord
 from slipway.pipelines.tuning.search import settings_of
-from tests.components.train.conftest import grant, meanwhile
+from tests.components.train.trainjob.conftest import grant, meanwhile
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.kubeflow_steps import KubeflowSteps
 from tests.fakes.kubernetes.server import FakeKubernetes
@@ -80,7 +80,7 @@ TUNE = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.long  # tests/components/train/test_trainjob_search.py has a search of the step
+@pytest.mark.long  # tests/components/train/trainjob/test_search.py has a search of the step
 def test_a_search_on_kubeflow_continues_after_its_step_was_killed(
     kubeflow: FakeKubeflow, cluster: FakeKubernetes
 ) -> None:

@@ -27,7 +27,7 @@ from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.hardware.rules import parse
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import ModelSettings, TrainSettings
-from tests.components.train.conftest import Step, meanwhile, pools, started, weights
+from tests.components.train.trainjob.conftest import Step, meanwhile, pools, started, weights
 from tests.fakes.kubernetes.store import TRAINJOBS
 
 

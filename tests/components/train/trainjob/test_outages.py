@@ -17,8 +17,8 @@ from kubernetes import client
 
 from slipway.components.train.trainjob import replica, retries
 from slipway.core.errors import UserError
-from tests.components.train.conftest import Step, meanwhile, pools, started
-from tests.components.train.test_trainjob import digits, train_here_and_disturbed, wait_for_checkpoint
+from tests.components.train.trainjob.conftest import Step, meanwhile, pools, started
+from tests.components.train.trainjob.test_job import digits, train_here_and_disturbed, wait_for_checkpoint
 from tests.fakes.kubernetes.outages import Refusal
 
 AWAY, BACK = "the Kubernetes API fails", "the Kubernetes API answers again"

@@ -19,7 +19,7 @@ from slipway.components.train.trainjob.search import Best, run_search
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
-from tests.components.train.conftest import Step, pools
+from tests.components.train.trainjob.conftest import Step, pools
 from tests.fakes.kubernetes.store import PODS
 
 # A program that reports `value` of its arguments, which are texts by name.

@@ -12,7 +12,7 @@ import pytest
 from slipway.components.step import WorkFailed
 from slipway.components.train.trainjob import manifest, retries
 from slipway.core.errors import UserError
-from tests.components.train.conftest import Step, meanwhile, pools, started
+from tests.components.train.trainjob.conftest import Step, meanwhile, pools, started
 from tests.fakes.kubernetes.nodes import Node
 from tests.fakes.kubernetes.store import JOBSETS, ROLES, TRAINJOBS, Object, has_condition
 
