@@ -42,10 +42,17 @@ EVENTS: dict[Status, str] = {
 
 @dataclass(kw_only=True)
 class StepRecord:
-    """One step of a run. `seconds` is the time spent working; `reused` means that an earlier result was used.
+    """One step of a run.
 
-    `peak_memory_bytes` is the peak memory of its largest process. `dollars` is an estimate of what it cost, for `train`
-    in all tries of the run, by list prices; None if it cost nothing, or that is not known.
+    Attributes:
+        name: Its name in the table of steps.
+        status: Its status.
+        seconds: The time that it spent working; None if that is not known yet.
+        peak_memory_bytes: The peak memory of its largest process; None if that is not known.
+        reused: Whether the result of an earlier run was used.
+        dollars: An estimate by list prices of what it cost, for `train` in all tries of the run; None if it cost
+            nothing, or that is not known.
+        outputs: What it returned, by name; {} until it has ended.
     """
 
     name: str
@@ -59,11 +66,18 @@ class StepRecord:
 
 @dataclass(kw_only=True)
 class ErrorRecord:
-    """Why a run failed: the step, a one-line message, the fix, and the traceback, if any.
+    """Why a run failed.
 
-    `setting` is the configuration setting that caused the failure, if any.
-    `job` is the failed custom job on Vertex AI, `replica` the failed replica in it (workerpool0-0). `moves` says that
-    there was no quota or capacity, so that the run may succeed on other hardware or in another region.
+    Attributes:
+        step: The failed step; None if the run failed outside of its steps.
+        message: The problem, in one line.
+        setting: The configuration setting that caused it, if any.
+        fix: A command or an edit, if any helps.
+        traceback: The traceback, if there is one.
+        job: The failed custom job on Vertex AI.
+        replica: The failed replica in it, such as workerpool0-0.
+        moves: Whether there was no quota or capacity, so that the run may succeed on other hardware or in another
+            region.
     """
 
     step: str | None
@@ -128,21 +142,42 @@ class Part:
 class RunRecord:
     """The record of a run.
 
-    `runner` says whether local steps are processes or containers; `champion` describes the registered model to
-    beat, as passed to the steps. `process` is the process id of the command that executes it, and `started` is when
-    that was started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote
-    platform (on Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run
-    creates a new job; `tries` counts the jobs, and `trained` says whether an earlier one finished the training.
-    `region` is where it runs, and `refused` lists the tries without quota or capacity. `requested` is when the
-    platform was last asked to create the job, None once it has confirmed that. `rehearsal` is the number of steps
-    of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run.
-    `arguments` are those of steps that no setting has, by step: `folds` and `fold` of prepare_data (`--folds`), and
-    `seed_metrics` of evaluate (`--repeat`).
-    `study` is the name of the search to which it belongs, which stops it with the status pruned if other trials are
-    better; `searches` says whether its training is itself a search.
-    `cost` is None if the training cost nothing, or its price is not known. `tracked` is the id of the run that the
-    platform itself has created in MLflow. `at_most` is what a training that runs may cost in US dollars, None if its
-    price is not known; `labels` are those of the run on Google Cloud.
+    Attributes:
+        format: The version of the format of `run.json`.
+        run_id: The name of the run's folder.
+        name: The name of the configuration, and of the model.
+        platform: The name of the platform that executes it.
+        hardware: The text of the hardware on which it trains.
+        rehearsal: The number of training steps of a rehearsal; 0 for a run.
+        part: The steps that it executes, if those are only some, on the inputs of an earlier run.
+        arguments: The arguments of steps that no setting has, by step: `folds` and `fold` of prepare_data (`--folds`),
+            and `seed_metrics` of evaluate (`--repeat`).
+        study: The name of the search to which it belongs, which stops it with the status pruned if other trials are
+            better.
+        searches: Whether its training is itself a search.
+        runner: Whether local steps are processes or containers.
+        status: The status of the whole run.
+        created: When the run was created.
+        started: When its last command was started, in seconds since 1970; None on a remote platform.
+        ended: When the run ended.
+        seconds: How long it took; None until it has ended.
+        process: The process id of the command of this machine that executes it; None if there is none.
+        job: The run's name on a remote platform (on Vertex AI, the job's resource name).
+        console: The URL of its page on a remote platform.
+        tracked: The id of the run that the platform itself has created in MLflow.
+        tries: The number of jobs on a remote platform: each resume creates a new one.
+        requested: When the platform was last asked to create the job; None once it has confirmed that.
+        trained: Whether an earlier job finished the training.
+        region: The region in which it runs; None on a platform without regions.
+        refused: The tries without quota or capacity.
+        steps: The steps in their order.
+        champion: A description of the registered model to beat, as passed to the steps.
+        report: The path or URL of the report of the evaluation.
+        statistics: The path or URL of the report of the data.
+        error: Why it failed.
+        cost: An estimate of what the training cost; None if that is nothing, or its price is not known.
+        at_most: What a training in progress may cost in US dollars; None if its price is not known.
+        labels: The labels of the run on Google Cloud.
     """
 
     format: int = formats.FORMAT
@@ -228,7 +263,7 @@ class RunRecord:
         Args:
             bill: The price of the training; None if it costs nothing.
             seconds: In this try.
-            others: US dollars by the names of other steps, in this try.
+            step_costs: US dollars by the names of other steps, in this try.
         """
         for step in self.steps:
             if step_costs and step.name in step_costs:
