@@ -18,17 +18,29 @@ Direction = Literal["maximize", "minimize"]
 # How a decision threshold is chosen on the validation split.
 ThresholdRule = Literal["f1", "youden"]
 TaskMetric = Literal["accuracy", "label_accuracy", "mae"]
+# How a metric is computed from examples or their errors, which are not negative; decides its confidence interval.
+# The explained fraction is 1 minus a ratio of mean squares.
+Statistic = Literal["fraction", "mean", "mean square", "root mean square", "explained fraction"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the evaluation: its name in sentences, which values are better, its definition, and its range."""
+    """A metric of the evaluation: its name in sentences, which values are better, its definition, and its statistic."""
 
     title: str
     direction: Direction
     meaning: str
-    lowest: float = 0.0
-    highest: float = 1.0
+    statistic: Statistic = "fraction"
+
+    @property
+    def lowest(self) -> float:
+        """The lower end of its range."""
+        return -math.inf if self.statistic == "explained fraction" else 0.0
+
+    @property
+    def highest(self) -> float:
+        """The upper end of its range."""
+        return 1.0 if self.statistic in ("fraction", "explained fraction") else math.inf
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ TASKS: dict[TaskName, Task] = {
             "top_5_accuracy": Metric(
                 "top-5 accuracy", "maximize", "fraction of examples whose true class is among the five most probable"
             ),
-            "loss": Metric("loss", "minimize", "mean cross-entropy in nats", highest=math.inf),
+            "loss": Metric("loss", "minimize", "mean cross-entropy in nats", "mean"),
             **_averaged("class"),
             "expected_calibration_error": Metric(
                 "expected calibration error", "minimize", "mean gap between confidence and accuracy (ECE)"
@@ -105,7 +117,7 @@ TASKS: dict[TaskName, Task] = {
             "micro_f1": Metric(
                 "micro F1", "maximize", "harmonic mean of precision and recall over all labels together"
             ),
-            "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats", highest=math.inf),
+            "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats", "mean"),
             "label_accuracy": Metric("label accuracy", "maximize", "fraction of labels that are predicted correctly"),
             "exact_match": Metric(
                 "exact match", "maximize", "fraction of examples of which all labels are predicted correctly"
@@ -121,14 +133,17 @@ TASKS: dict[TaskName, Task] = {
         names=None,
         metrics={
             "rmse": Metric(
-                "RMSE", "minimize", "root of the mean squared error, in the target's unit", highest=math.inf
+                "RMSE", "minimize", "root of the mean squared error, in the target's unit", "root mean square"
             ),
-            "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit", highest=math.inf),
-            "mse": Metric("MSE", "minimize", "mean squared error", highest=math.inf),
+            "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit", "mean"),
+            "mse": Metric("MSE", "minimize", "mean squared error", "mean square"),
             "r2": Metric(
-                "R²", "maximize", "fraction of the target's variance that the predictions explain", lowest=-math.inf
+                "R²",
+                "maximize",
+                "fraction of the target's variance that the predictions explain",
+                "explained fraction",
             ),
-            "loss": Metric("loss", "minimize", "mean squared error of the standardized target", highest=math.inf),
+            "loss": Metric("loss", "minimize", "mean squared error of the standardized target", "mean square"),
         },
     ),
 }

@@ -204,22 +204,24 @@ class Measures(ABC, Generic[P]):
         return intervals
 
     def _interval(self, name: str, value: float, influences: Floats) -> tuple[float, float]:
-        lowest, highest = (KNOWN[name].lowest, KNOWN[name].highest) if name in KNOWN else (-math.inf, math.inf)
-        if (lowest, highest) == (0, 1):
-            self.check(name, FEWEST_PREDICTIONS)
-            class_values, counts = self.classes(name)
-            if name not in UNBIASED:
-                check_bias(counts)
-            return fraction_interval(value, influences, class_values, counts, self.bias(name))
-        if name == "rmse":
-            low, high = positive_interval(value**2, 2 * value * influences, 2)
-            return math.sqrt(low), math.sqrt(high)
-        if lowest == 0:
-            return positive_interval(value, influences, 1 if name == "mae" else 2)
-        if highest == 1:  # R² is 1 minus a ratio of positive numbers
-            low, high = positive_interval(1 - value, -influences, 2, is_ratio=True)
-            return 1 - high, 1 - low
-        return number_interval(value, influences, 1)
+        match KNOWN[name].statistic if name in KNOWN else None:
+            case "fraction":
+                self.check(name, FEWEST_PREDICTIONS)
+                class_values, counts = self.classes(name)
+                if name not in UNBIASED:
+                    check_bias(counts)
+                return fraction_interval(value, influences, class_values, counts, self.bias(name))
+            case "mean":
+                return positive_interval(value, influences, 1)
+            case "mean square":
+                return positive_interval(value, influences, 2)
+            case "root mean square":
+                low, high = positive_interval(value**2, 2 * value * influences, 2)
+                return math.sqrt(low), math.sqrt(high)
+            case "explained fraction":
+                low, high = positive_interval(1 - value, -influences, 2, is_ratio=True)
+                return 1 - high, 1 - low
+        return number_interval(value, influences, 1)  # of a mean with a sign
 
 
 def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparison]:
