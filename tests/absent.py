@@ -1,10 +1,13 @@
-"""Which tests need extensions whose folders were deleted, as their imports say: they are not collected."""
+"""Which tests need extensions whose folders were deleted.
+
+Those that import one are not collected. Others have the marker `extension`, and are skipped.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from slipway import extensions
@@ -18,6 +21,11 @@ ABSENT = [TESTS / folder for folder in FOLDERS if not (TESTS.parent / folder).is
 def needs_absent(path: Path) -> bool:
     """Return whether a file or folder of tests needs an extension that was deleted."""
     return bool(ABSENT) and (path in ABSENT or _lacks_modules(path / "conftest.py" if path.is_dir() else path))
+
+
+def lacks_extensions(names: Collection[str]) -> bool:
+    """Return whether one of these extensions, of all if there are no names, was deleted."""
+    return bool(ABSENT) and (not names or not {*names} <= {extension.name for extension in extensions.installed()})
 
 
 @functools.cache

@@ -91,12 +91,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests; where several processes share the files of tests, the longest come first.
+    """Mark slow tests and those to skip; where several processes share the files of tests, the longest come first.
 
     The weights are about the seconds that a test takes.
     """
     weights: Counter[Path] = Counter()
     for item in items:
+        if (marker := item.get_closest_marker("extension")) and absent.lacks_extensions(marker.args):
+            item.add_marker(pytest.mark.skip("needs an extension that was deleted"))
         fixtures = set(getattr(item, "fixturenames", ()))
         if item.get_closest_marker("timeout"):
             weights[item.path] += 40

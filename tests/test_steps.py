@@ -69,6 +69,7 @@ def test_every_task_of_the_example_has_its_image(example: Path) -> None:
     assert len(executors) == 6
 
 
+@pytest.mark.extension("vertex")
 def test_a_custom_job_of_ones_own_gets_the_planned_worker_pools(tmp_path: Path) -> None:
     compiler.Compiler().compile(defined("digits_on_machines"), str(tmp_path / "spec.yaml"))
     tasks = yaml.safe_load((tmp_path / "spec.yaml").read_text())["root"]["dag"]["tasks"]

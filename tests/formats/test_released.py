@@ -18,6 +18,7 @@ def answers(text: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("number", range(1, FORMAT + 1))
+@pytest.mark.extension
 def test_a_project_of_a_released_format(number: int, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     with tarfile.open(FOLDER / f"{number}.tar.xz") as archive:

@@ -76,6 +76,7 @@ def test_with_json_every_error_is_an_object_on_stdout(arguments: tuple[str, ...]
 
 @pytest.mark.parametrize("arguments", [(), ("run",), ("schedule",)], ids=" ".join)
 @pytest.mark.parametrize("option", ["", "--"])
+@pytest.mark.extension("vertex")
 def test_a_long_argument_is_not_repeated(arguments: tuple[str, ...], option: str) -> None:
     result = CliRunner().invoke(app, [*arguments, option + "n" * 100_000])
     assert result.exit_code == EXIT_USAGE
@@ -191,6 +192,7 @@ def test_an_ascii_terminal_shows_replacements(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("arguments", "near"), [(["runn"], "run"), (["schedule", "lst"], "list")])
+@pytest.mark.extension("vertex")
 def test_a_misspelled_command_is_suggested_once(arguments: list[str], near: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == EXIT_USAGE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 from slipway.components.cloud.quick_import import SERVICES, TYPES, import_module
@@ -31,6 +33,7 @@ assert not hasattr(aiplatform_v1, "NoSuchClient")
 """
 
 
+@pytest.mark.extension("google")
 def test_a_client_is_imported_alone_and_whoever_asks_for_more_finds_everything() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ def rows(group: Iterable[LazyCommand] = COMMANDS, path: str = "slipway") -> Iter
 ROWS = dict(rows())
 
 
+@pytest.mark.extension
 def test_at_most_24_commands_stand_at_the_top():
     assert {row.name for row in COMMANDS} == {*TOP}
     assert len(TOP) <= 24
@@ -84,6 +85,7 @@ def test_at_most_24_commands_stand_at_the_top():
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in IN_GROUPS.items() for name in names])
+@pytest.mark.extension
 def test_the_name_of_a_command_alone_is_refused_with_its_group(group: str, name: str):
     result = invoke(name, "--apply", COLUMNS="200")
     assert result.exit_code == 2
@@ -96,6 +98,7 @@ def test_the_name_of_a_command_alone_is_refused_with_its_group(group: str, name:
     ("words", "closest"),
     [(("claen",), "slipway runs clean"), (("runs", "claen"), "clean"), (("rehears",), "rehearse")],
 )
+@pytest.mark.extension("clean")
 def test_a_misspelled_command_is_refused_with_the_closest(words: tuple[str, ...], closest: str):
     result = invoke(*words, COLUMNS="200")
     assert (result.exit_code, f"Did you mean '{closest}'?" in result.output) == (2, True)
@@ -113,6 +116,7 @@ def test_a_group_exists_only_if_it_has_commands(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("arguments", [(), ("schedule",), ("runs",), ("runs", "tpu")])
+@pytest.mark.extension("vertex", "tpu")
 def test_no_command_shows_the_help(arguments):
     result = invoke(*arguments)
     assert result.exit_code == 0
@@ -164,6 +168,7 @@ def test_examples_parse():
             assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
 
 
+@pytest.mark.extension("clean", "tpu")
 def test_the_shell_completes_commands_and_runs(tmp_path: Path):
     (tmp_path / "runs/digits-1").mkdir(parents=True)
     for words, expected in (

@@ -56,6 +56,7 @@ def test_overrides_are_typed_and_win(write):
         ("notify.topic=runs", "topic"),
     ],
 )
+@pytest.mark.extension("notify")
 def test_a_value_of_another_form_is_answered_in_words(write, override: str, allowed: str):
     refused = refusal(write(MINIMAL), override)
     assert allowed in str(refused.allowed)
@@ -311,6 +312,7 @@ PLAIN = {"name": "a", "data": {"source": "digits"}, "model": {"builder": "m:b"},
         ("submitters", "[ada@example.com]", "such as user:ada@example.com", None),
     ],
 )
+@pytest.mark.extension("vertex")
 def test_a_setting_of_google_cloud_says_what_it_expects_with_an_example(
     setting: str, value: str, words: str, near: str | None
 ) -> None:
@@ -323,6 +325,7 @@ def test_a_setting_of_google_cloud_says_what_it_expects_with_an_example(
     assert error.value.nearest == near
 
 
+@pytest.mark.extension("track")
 def test_the_address_of_mlflow_says_what_it_expects() -> None:
     with pytest.raises(UserError, match="such as http://localhost:5000") as error:
         validate({**PLAIN, "track": {"mlflow": "mlflow.example.com:5000"}}, "slipway.yaml")
@@ -338,6 +341,7 @@ def test_the_address_of_mlflow_says_what_it_expects() -> None:
         ({"low": 1, "high": 2, "stepp": 1}, "stepp", "step"),
     ],
 )
+@pytest.mark.extension("tune")
 def test_an_unknown_key_of_a_parameter_names_what_is_allowed(parameter: Any, key: str, allowed: str) -> None:
     values = {"data": {"source": "digits"}, "model": {"builder": "m:f"}, "train": {"epochs": 1, "batch_size": 8}}
     with pytest.raises(UserError) as caught:

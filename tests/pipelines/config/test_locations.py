@@ -56,6 +56,7 @@ def test_a_folder_of_the_disk_is_no_mount(setting: str, monkeypatch: pytest.Monk
     assert configuration.buckets(context) == "none, or mounted"
 
 
+@pytest.mark.extension("vertex")
 def test_elsewhere_the_steps_find_them_mounted() -> None:
     with pytest.raises(NotApplicableError):
         configuration.buckets(Context(config_with("data.store"), platform_of("vertex")))
@@ -96,6 +97,7 @@ def test_a_champion_in_a_mounted_bucket_counts(tmp_path: Path, monkeypatch: pyte
         ("data check --set data.source=images:gs://B/photos", "data.source"),
     ],
 )
+@pytest.mark.extension("compare", "drift")
 def test_a_path_that_is_a_buckets_address_makes_no_folder(
     arguments: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

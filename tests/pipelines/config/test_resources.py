@@ -40,6 +40,7 @@ def test_what_is_not_a_quantity():
         quantity("64GB")
 
 
+@pytest.mark.extension("vertex")
 def test_memory_is_rounded_up_to_the_gigabytes_that_vertex_reads():
     assert configuration("vertex", {"evaluate": {"memory": "32Gi"}}).vertex.steps["evaluate"].memory_gb == 35
 
@@ -61,6 +62,7 @@ def test_memory_is_rounded_up_to_the_gigabytes_that_vertex_reads():
         ("kubeflow", {"evaluate": {"disk": "200G"}}, "kubeflow.steps.evaluate.disk", "disk", ""),
     ],
 )
+@pytest.mark.extension("vertex", "kubeflow")
 def test_what_a_step_cannot_have_is_refused(platform, steps, setting, says, fix):
     with pytest.raises(UserError) as error:
         configuration(platform, steps)

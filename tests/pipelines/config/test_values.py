@@ -63,6 +63,7 @@ def test_the_origin_of_a_value(tmp_path: Path, key: str, overrides: list[str], h
         ("notify: ADDRESS", ["notify.webhook=ADDRESS"]),
     ],
 )  # fmt: skip
+@pytest.mark.extension("notify")
 def test_no_error_shows_the_address_of_a_webhook(tmp_path: Path, notify: str, overrides: list[str]):
     path = tmp_path / "run.yaml"
     address = "https://chat.example/T0/secret"

@@ -86,6 +86,13 @@ class Case:
     more: tuple[tuple[str, Any], ...] = ()
     compiled: bool = True
 
+    @property
+    def extension(self) -> str:
+        """The extension that it needs, "" for none: the platform's, or the one that builds images of containers."""
+        if self.target == "local":
+            return "google" if "docker" in self.options else ""
+        return self.target
+
 
 def data(source: str, says: str, *paths: str) -> Case:
     return Case(says, ("--set", f"data.source={source}"), make=folder(*paths))
@@ -160,7 +167,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extension(case.extension)] if case.extension else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_doctor_run_and_compile_report_the_same_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,34 +32,40 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
     ("name", "hardware"),
     [("tensorflow", "t4x2"), ("jax", "tpu-v5e-4x4"), ("jax", "l4x8*4"), ("pytorch", "l4x4*2"), ("pytorch", "cpu*2")],
 )
+@pytest.mark.extension("vertex")
 def test_an_engine_on_its_hardware_passes(name: str, hardware: str) -> None:
     assert name in configuration.training_engine(subject(name, hardware))
 
 
+@pytest.mark.extension("vertex")
 def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
     with pytest.raises(UserError, match=r"tensorflow does not run on .*v6e") as caught:
         configuration.training_engine(subject("tensorflow", "tpu-v6e-2x4"))
     assert "train.engine=jax" in (caught.value.fix or "")
 
 
+@pytest.mark.extension("vertex")
 def test_a_slice_of_several_machines_is_refused_where_each_would_take_itself_for_the_chief() -> None:
     with pytest.raises(UserError, match="trains on TPU slices of one machine") as caught:
         configuration.training_engine(subject("tensorflow", "tpu-v5e-4x4"))
     assert caught.value.allowed == "jax"
 
 
+@pytest.mark.extension("vertex")
 def test_pytorch_is_refused_on_tpus() -> None:
     with pytest.raises(UserError, match="pytorch does not train on TPUs") as caught:
         configuration.training_engine(subject("pytorch", "tpu-v5e-1x1"))
     assert caught.value.allowed == "jax or tensorflow"
 
 
+@pytest.mark.extension("vertex")
 def test_a_setting_that_the_engine_does_not_support_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         configuration.training_engine(subject("jax", "cpu", xla=False))
     assert caught.value.setting == "train.xla"
 
 
+@pytest.mark.extension("vertex")
 def test_only_a_local_run_needs_it_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise UserError(f"{name} is not installed")
@@ -70,6 +76,7 @@ def test_only_a_local_run_needs_it_installed(monkeypatch: pytest.MonkeyPatch) ->
         configuration.training_engine(subject("jax", "cpu", "local"))
 
 
+@pytest.mark.extension("vertex")
 def test_the_patterns_of_stages_match_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = {"epochs": 1, "trainable": ["dense"]}, {"epochs": 1, "trainable": ["dens"]}
     with pytest.raises(NotApplicableError):

@@ -53,6 +53,7 @@ NOT_LOCAL = (
 )
 
 
+@pytest.mark.extension("google", "notify", "track")
 def test_a_valid_configuration_passes_all_checks(tmp_path):
     statuses = {check: status for check, (status, _) in findings(subject(tmp_path)).items()}
     assert {statuses.pop(name) for name in NOT_LOCAL} == {"skipped"}
@@ -114,6 +115,7 @@ def test_conflicting_packages_are_named(tmp_path, monkeypatch):
     assert "tensorflow-tpu" in finding.found
 
 
+@pytest.mark.extension("vertex")
 def test_too_many_replicas_for_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
     assert finding_of("cores", subject(tmp_path, hardware="cpu*8")).status == "pass"
@@ -130,6 +132,7 @@ def wide(image_shape, classes, width):
 
 
 @pytest.mark.parametrize(("width", "status"), [(100, "pass"), (8_000, "fail")])
+@pytest.mark.extension("vertex")
 def test_a_model_that_does_not_fit_in_memory_is_refused_with_its_size(tmp_path, monkeypatch, width, status):
     manifest = {
         "name": "d", "fingerprint": "f", "source": "images:d", "settings": {}, "classes": ["a", "b"],

@@ -43,6 +43,7 @@ def test_a_program_needs_neither_an_engine_nor_a_batch(tmp_path: Path, monkeypat
         ("kubeflow", "/mnt/rows", None),
     ],
 )
+@pytest.mark.extension("vertex", "kubeflow")
 def test_data_that_are_passed_on_exist_where_the_program_runs(
     tmp_path: Path, target: str, uri: str, problem: str | None
 ) -> None:
@@ -73,10 +74,12 @@ def test_data_for_a_container_of_another_image_have_an_absolute_path(tmp_path: P
         ({"image": IMAGE}, "local", "docker", f"entry point of {IMAGE}"),
     ],
 )
+@pytest.mark.extension("vertex")
 def test_where_a_program_is(tmp_path: Path, train: dict[str, Any], target: str, runner: str, found: str) -> None:
     assert model_builder.model_builder(subject(tmp_path, target, runner, train=train)).endswith(found)
 
 
+@pytest.mark.extension("vertex")
 def test_an_entry_point_whose_accelerators_nothing_verifies_is_a_warning(tmp_path: Path) -> None:
     train, command = {"image": IMAGE}, {"image": IMAGE, "command": ["train-it"]}
     with pytest.raises(CheckWarning, match="the accelerators are not verified: the entry point of") as caught:

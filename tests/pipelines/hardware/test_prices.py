@@ -85,6 +85,7 @@ def test_prices_that_are_not_known(choice: str, region: str, why: str):
     spot=st.booleans(),
     region=st.sampled_from(sorted({region for row in TABLE["machines"].values() for region in row})),
 )
+@pytest.mark.extension("vertex")
 def test_generated_configurations(choice, replicas: int, hours: int | None, spot: bool, region: str):
     text = str(choice) + ("" if choice.is_tpu else f"*{replicas}") + "+spot" * spot
     text += f"+timeout={hours}h" if hours else ""
@@ -126,6 +127,7 @@ def test_generated_configurations(choice, replicas: int, hours: int | None, spot
         vertex_bill(parse(near), region).check(worst - 0.01)
 
 
+@pytest.mark.extension("tpu")
 def test_the_worst_case_on_a_tpu():
     train = {"module": "a", "restarts": {"at_most": 2}}
     config = configured("tpu-v5e-2x4+spot", tpu={**TPU, "max_hours": 5}, train=train)
@@ -139,6 +141,7 @@ def test_the_worst_case_on_a_tpu():
 
 
 @pytest.mark.parametrize("platform", ["local", "kubeflow"])
+@pytest.mark.extension("kubeflow")
 def test_no_price_is_known_elsewhere(platform: str):
     assert platform_of(platform).bill(configured("cpu", budget=1)) is None
 
@@ -176,6 +179,7 @@ def test_what_earlier_tries_cost_counts():
         ("tpu", 5.0, 20.0, "--set budget=78"),
     ],
 )
+@pytest.mark.extension("vertex", "tpu")
 def test_what_is_proposed_for_a_resumed_run_does_not_change_its_hardware(
     platform: str, budget: float, spent: float, fix: str
 ):

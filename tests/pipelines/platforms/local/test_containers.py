@@ -74,6 +74,7 @@ def test_files_written_by_a_container_belong_to_the_user(
     assert containers._user(client(security, component)) == expected
 
 
+@pytest.mark.extension("google")
 def test_without_a_docker_api_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     monkeypatch.chdir(tmp_path)
@@ -83,6 +84,7 @@ def test_without_a_docker_api_nothing_is_started(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.extension("vertex")
 def test_a_runner_option_without_effect_is_refused(tmp_path: Path) -> None:
     values = yaml.safe_load(DIGITS.read_text())
     image = "europe-docker.pkg.dev/p/r/x@sha256:" + "0" * 64

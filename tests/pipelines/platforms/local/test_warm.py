@@ -40,6 +40,7 @@ def configured(hardware: str = "cpu", **train: object) -> RunConfig:
         (configured(), "local", {"TPU_NODE_NAME": "local"}, ()),
     ],
 )
+@pytest.mark.extension("tpu")
 def test_only_libraries_that_survive_a_fork_are_imported_before_it(config, platform, environment, steps):
     assert warm_steps(config, platform_of(platform), environment) == steps
 
