@@ -16,7 +16,7 @@ from slipway import extensions
 from tests import photographs
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extension]  # it deletes them all
 DIGITS = """
 name: digits
 data: {source: digits}

@@ -61,6 +61,7 @@ def problems(value: Any, schema: Any, root: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", SCHEMAS, ids=str)
+@pytest.mark.extension
 def test_files_and_schemas_in_the_repository_agree(folder: Path):
     """To update a schema: `slipway config schema > configs/schema.json`, or `… schema schedule`."""
     schema = (folder / "schema.json").read_text()
