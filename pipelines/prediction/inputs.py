@@ -78,7 +78,7 @@ def _in_folder(folder: Path) -> list[Part]:
         else:
             unused.append(path.name)
     if not files:
-        endings = ", ".join((*sorted(ending.decode() for ending in ENDINGS), *FILES.values()))
+        endings = ", ".join((*sorted(ending.decode() for ending in ENDINGS), *(ending for ending, _ in FILES.values())))
         raise unreadable(str(folder), f"has no files to predict on ({endings})")
     if len(files) > 1:
         counts = [f"{len(paths):,} {words}, such as {paths[0]}" for words, paths in files.items()]
@@ -95,7 +95,8 @@ def _in_folder(folder: Path) -> list[Part]:
         return [Images(tuple(paths), len(paths))]
     if special := next((path for path in paths if not Path(path).is_file()), None):
         raise unreadable(special, "is not a file")
-    return [(Instances if FILES[words] == ".jsonl" else Tables)((path,), name=f"{path} ") for path in paths]
+    _, part = FILES[words]
+    return [part((path,), name=f"{path} ") for path in paths]
 
 
 def _format_of(path: Path) -> str | None:
@@ -104,7 +105,7 @@ def _format_of(path: Path) -> str | None:
 
     if is_image(os.fsencode(path.name)):
         return IMAGES
-    known = next((words for words, ending in FILES.items() if path.name.lower().endswith(ending)), None)
+    known = next((words for words, (ending, _) in FILES.items() if path.name.lower().endswith(ending)), None)
     return known or (IMAGES if has_image(os.fsencode(path)) else None)
 
 
@@ -317,6 +318,9 @@ FORMATS: tuple[type[Part], ...] = (Tables, Instances, Records, Images)
 WORDS = (
     f"{', '.join(known.words for known in reversed(FORMATS))}, folders of such files, also of a bucket (gs://BUCKET)"
 )
-# What the files of a folder are called, by the ending of their names; besides images.
+# What the files of a folder are called, with the ending of their names and their format; besides images.
 IMAGES = "images"
-FILES = {**{f"{row.title} files": ending for ending, row in TABLES.items()}, "JSONL files": ".jsonl"}
+FILES: dict[str, tuple[str, type[Part]]] = {
+    **{f"{row.title} files": (ending, Tables) for ending, row in TABLES.items()},
+    "JSONL files": (".jsonl", Instances),
+}

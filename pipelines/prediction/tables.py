@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files to predict on."""
+"""Rows of tables to predict on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tables(Part):
         section: Where its rows are; None for all of the file.
     """
 
-    words = "CSV and Parquet files"
+    words = f"{' and '.join(row.title for row in FORMATS.values())} files"
     is_numbered: ClassVar[bool] = True
     section: Section | None = None
 

@@ -69,15 +69,15 @@ def pipeline_for(platform: str, notify: dict[str, Any] | None = None) -> Any:
         return kubeflow.pipeline(configuration(notify=notify).model_copy(update={"when": "drift"}))
     digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify, "when": "drift"}
     config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
-    if platform == "local":
-        return local.pipeline(config)
+    if platform == "vertex":
+        return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
     if platform == "tpu":
         section = TpuSettings(
             project="p", zones=("us-west4-a",), bucket="gs://p-runs", service_account="tpu@p.iam.gserviceaccount.com"
         )
         on_tpu = config.model_copy(update={"hardware": (parse("tpu-v5e-2x2"),), "tpu": section})
         return local.pipeline(on_tpu, platform=TpuSteps(IMAGES.trainer))
-    return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
+    return local.pipeline(config)
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -34,6 +35,8 @@ from slipway.core.manifest import Manifest
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).eps)
+# Of metrics that a single confident error changes by more than all that is observed without it.
+ONE_ERROR = "one confident error more changes it too much"
 # Means over the classes that are the same in samples and population.
 UNBIASED = ("macro_recall", "macro_auc")
 # Of each class or label: examples that an interval and a test need, and predictions, on which a precision is based.
@@ -93,8 +96,8 @@ class Measures(ABC, Generic[P]):
 
     # The label's type in the records; it has one element for each name if `label_per_name`.
     label, label_per_name = "int64", False
-    # A single confident error changes these by more than all that is observed without it.
-    without_interval: frozenset[str] = frozenset()
+    # Why a metric has no interval, by name.
+    without_interval: Mapping[str, str] = MappingProxyType({})
 
     # The model's, from which the second of two classes is predicted; see `slipway.serving.model.Model.best`.
     threshold: float | None = None
@@ -195,7 +198,7 @@ class Measures(ABC, Generic[P]):
             if name in hits:
                 intervals[name] = proportion_interval(hits[name], self.examples)
             elif name in self.without_interval:
-                intervals[name] = "one confident error more changes it too much"
+                intervals[name] = self.without_interval[name]
             elif name in influences:
                 try:
                     intervals[name] = self._interval(name, value, influences[name])

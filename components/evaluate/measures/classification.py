@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.averages import ClassMeasures, CountAverages
-from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY
+from slipway.components.evaluate.measures.base import ONE_ERROR, SMALLEST_PROBABILITY
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 CALIBRATION_BINS = 15
@@ -108,7 +109,7 @@ class ClassificationMeasures(ClassMeasures[Predictions]):
     Keeps the label, the prediction and the loss of each example, and its scores; see `Scores`.
     """
 
-    without_interval = frozenset({"loss", "expected_calibration_error"})
+    without_interval = MappingProxyType({"loss": ONE_ERROR, "expected_calibration_error": ONE_ERROR})
 
     def __init__(self, classes: Sequence[str], examples: int, worst: int = 0) -> None:
         super().__init__(classes, examples, worst)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.averages import ClassMeasures, CountAverages
-from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY
+from slipway.components.evaluate.measures.base import ONE_ERROR, SMALLEST_PROBABILITY
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 THRESHOLD = 0.5
@@ -39,7 +40,7 @@ class MultilabelMeasures(ClassMeasures[LabelPredictions]):
     """All metrics of one model on one split of a data set with these labels."""
 
     label_per_name = True
-    without_interval = frozenset({"loss"})
+    without_interval = MappingProxyType({"loss": ONE_ERROR})
 
     def __init__(self, labels: Sequence[str], examples: int, worst: int = 0) -> None:
         super().__init__(labels, examples, worst)

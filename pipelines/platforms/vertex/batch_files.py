@@ -248,7 +248,7 @@ def _format(uri: str) -> Format:
         f"The input {uri} cannot be predicted on Vertex AI.",
         setting="--input",
         value=uri,
-        allowed="gs://BUCKET/FILE with a table (.csv, .parquet), instances (.jsonl), a list of images (.txt) or "
+        allowed=f"gs://BUCKET/FILE with a table ({', '.join(TABLES)}), instances (.jsonl), a list of images (.txt) or "
         "TFRecords (.tfrecord), or a folder of these; * and ? match several files",
         fix=None if uri.startswith("gs://") else f"gcloud storage cp {uri} gs://BUCKET/FOLDER/",
     )
