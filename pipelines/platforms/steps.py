@@ -89,7 +89,7 @@ class PlatformSteps(ABC):
         """Add a task to the pipeline, in the image and with the options of its row in the table.
 
         Args:
-            step: A function of `slipway.steps`, or a component.
+            step: A function of `slipway.steps`, or a component, which has only keyword arguments.
             arguments: Its positional arguments.
             options: Its keyword arguments, without `image`.
         """
