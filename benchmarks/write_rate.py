@@ -176,7 +176,7 @@ class ReadAndAppend:
         self._folder = folder
 
     def __call__(self, examples: Path, tick: Any) -> int:  # noqa: ARG002
-        from slipway.components.prepare_data.listing.index import read_list
+        from slipway.components.prepare_data.listing.lists import read_list
 
         read = self._source.reader(self._folder).read
         count = 0

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.components.prepare_data.examples import SPLITS, Example, Unusable, readable, refuse
-from slipway.components.prepare_data.listing.index import read_list
-from slipway.components.prepare_data.listing.lists import list_path
+from slipway.components.prepare_data.listing.lists import list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan
 from slipway.components.prepare_data.prepare import list_source
 from slipway.components.prepare_data.settings import LARGE_SIDE, DataSettings

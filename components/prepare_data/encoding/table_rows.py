@@ -39,9 +39,6 @@ MAX_MAPPED = 64 << 20
 ROWS_TAKEN = 1024
 # Of a record: the framing and the key, and the tags and lengths of an entry.
 RECORD_BYTES, ENTRY_BYTES = 64, 8
-KEY_PREFIX = b"row "
-KEY_BYTES = len(KEY_PREFIX) + 16
-HEX = np.frombuffer("".join(f"{number:02x}" for number in range(256)).encode(), np.uint16)
 # A part of many records: the same bytes in each, an array with an element for each, or texts of different lengths.
 Part: TypeAlias = "bytes | NDArray[np.generic] | pyarrow.BinaryArray"
 
@@ -199,24 +196,6 @@ def spooled_names(parts: int) -> list[str]:
 def features_beside(path: Path) -> Path:
     """Return the path of the Features of the rows in a spool file."""
     return path.with_name(f"{path.name}.features")
-
-
-def keys_of(digests: NDArray[np.uint64], copies: NDArray[np.uint32]) -> list[bytes]:
-    """Return the keys of rows: a hash of their values, and the number of one of several equal rows from the second."""
-    data = key_lines(digests).tobytes()
-    keys = [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
-    for index in np.flatnonzero(copies > 1).tolist():
-        keys[index] += b" copy %d" % copies[index]
-    return keys
-
-
-def key_lines(digests: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Return the keys of rows without copies, one a line."""
-    keys = np.empty((len(digests), KEY_BYTES), np.uint8)
-    keys[:, : len(KEY_PREFIX)] = np.frombuffer(KEY_PREFIX, np.uint8)
-    digest_bytes = digests.astype(">u8").view(np.uint8).reshape(-1, 8)
-    keys[:, len(KEY_PREFIX) :] = HEX[digest_bytes].view(np.uint8).reshape(-1, 16)
-    return keys
 
 
 class Records(NamedTuple):

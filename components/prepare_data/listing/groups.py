@@ -1,8 +1,8 @@
 """Assign groups of examples (data.group_by, data.near_duplicates), called bundles here, to splits as a whole.
 
 With data.group_by, a row's rank in the listing is the hash of its bundle. The bundles are assigned, in the order of
-their hashes, to the split that needs their classes most. Only one bundle and the class counts of each split are held in
-memory.
+their hashes, to the split that needs their classes most. Only the bundles of one piece of the listing and the class
+counts of each split are held in memory.
 """
 
 from __future__ import annotations
@@ -10,23 +10,18 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
+from slipway.components.prepare_data.listing.entries import Entries
 from slipway.components.prepare_data.listing.index import BundleOf, Listing
-from slipway.components.prepare_data.listing.lists import KEY_START, RANK_BYTES
 from slipway.components.prepare_data.listing.split import Fold, check_every_class, check_fold, split_fractions
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import database
 from slipway.core.errors import UserError
-
-# The examples of each bundle in each group (source split, class): their number and the first row.
-PORTIONS = f"""
-CREATE TABLE portions AS SELECT substr(row, 1, {RANK_BYTES}) AS bundle, number, count(*) AS examples, min(row) AS first
-FROM rows GROUP BY 1, 2 ORDER BY 1, 2
-"""
 
 
 def bundle_reader(settings: DataSettings) -> BundleOf | None:
@@ -59,7 +54,7 @@ def bundle_in(pattern: str, key: bytes, value: bytes = b"") -> bytes:  # noqa: A
 
 
 class Bundles:
-    """The assignment of a listing's bundles to splits; it is stored in the listing's table `bundles`.
+    """The assignment of a listing's bundles to splits; it is stored beside the listing's pieces.
 
     Attributes:
         divided: The number of examples of each group in each split.
@@ -78,30 +73,26 @@ class Bundles:
         self._fold = fold
         self._groups = list(listing.groups)
         self.divided: dict[Group, dict[str, int]] = {group: {} for group in self._groups}
-        if listing.rows is not None:
-            chooser = self._chooser(enumerate(listing.rows.amounts()))
-            listing.rows.assign(functools.partial(self._assign, chooser))
-        else:
-            with database(listing.path) as rows:
-                for name in ("portions", "bundles"):
-                    rows.execute(f"DROP TABLE IF EXISTS {name}")
-                rows.execute(PORTIONS)
-                rows.execute("CREATE TABLE bundles (bundle BLOB PRIMARY KEY, split TEXT) WITHOUT ROWID")
-                rows.executemany("INSERT INTO bundles VALUES (?, ?)", self._assigned(rows))
+        chooser = self._chooser(listing)
+        for number, (firsts, lengths) in enumerate(listing.runs()):
+            splits = self._assigned(chooser, firsts, lengths)
+            listing.splits_path(number).write_bytes(np.repeat(splits, lengths).tobytes())
         present = {name: {label for (_, label), counts in self.divided.items() if counts.get(name)} for name in SPLITS}
         labels = sorted({label for _, label in self._groups})
         setting = "data.group_by" if settings.group_by is not None else "data.near_duplicates"
         fix = "{label} has too few groups for the split {split}; change " + setting
         check_every_class(labels, present, fix, listing.item)
 
-    def _chooser(self, amounts: Iterable[tuple[int, tuple[int, int]]]) -> Chooser:
+    def _chooser(self, listing: Listing) -> Chooser:
         """Return the chooser for the numbers of examples and of bundles of each group."""
+        totals = np.zeros(len(self._groups), np.int64)
+        for firsts, _ in listing.runs():
+            totals += np.bincount(firsts.rows["group"], minlength=len(totals))
         examples: Counter[str] = Counter()
         bundles: Counter[str] = Counter()
-        for number, (total, count) in amounts:
-            split, label = self._groups[number]
+        for (split, label), amount, count in zip(self._groups, listing.amounts(), totals.tolist(), strict=True):
             if split in (None, "train"):
-                examples[label] += total
+                examples[label] += amount.examples
                 bundles[label] += count
         source_splits, fold = {split for split, _ in self._groups}, self._fold
         check_fold(source_splits, fold)
@@ -111,12 +102,15 @@ class Bundles:
             fractions = {f"{number} {part}": fractions[part] for number in range(fold.of) for part in parts}
         return Chooser(fractions, examples, bundles)
 
-    def _assigned(self, rows: sqlite3.Connection) -> Iterator[tuple[bytes, str]]:
-        amounts = rows.execute("SELECT number, sum(examples), count(*) FROM portions GROUP BY 1")
-        chooser = self._chooser((number, (total, count)) for number, total, count in amounts)
-        portions = rows.execute("SELECT * FROM portions ORDER BY bundle, number")
-        for bundle, parts in itertools.groupby(portions, key=lambda portion: portion[0]):
-            yield bundle, self._assign(chooser, [(number, count, row[KEY_START:]) for _, number, count, row in parts])
+    def _assigned(self, chooser: Chooser, firsts: Entries, lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the index of the split of each run of entries of one group and bundle."""
+        about = [*zip(firsts.rows["group"].tolist(), lengths.tolist(), firsts.key_list(), strict=True)]
+        splits = np.empty(len(about), np.uint8)
+        order = np.lexsort((firsts.rows["group"], firsts.rows["rank"])).tolist()
+        for _, bundle in itertools.groupby(order, firsts.rows["rank"].tolist().__getitem__):
+            runs = [*bundle]
+            splits[runs] = SPLITS.index(self._assign(chooser, [about[index] for index in runs]))
+        return splits
 
     def _assign(self, chooser: Chooser, portions: Iterable[tuple[int, int, bytes]]) -> str:
         """Return the split of a bundle: of each group, its index, the number of examples, and the key of the first."""

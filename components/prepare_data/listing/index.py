@@ -1,217 +1,155 @@
-"""The on-disk list of all examples: sorted by hash, divided among splits, dealt to shards.
+"""The on-disk list of all examples, sorted by hash within each group.
 
-Memory use does not depend on the number of examples: they are rows of an SQLite database, which sorts on disk. One
-process lists each part of a source into a file; all parts are then copied to one. An example's rank in its group
-(source split, class), by the hash of seed and key, determines its split and shard, which therefore do not depend on the
-order of directory entries or on the number of workers. Other bits of the same hash determine the order within a shard.
+One process lists each part of a source into a file; the entries of all parts are then divided among the pieces of one
+listing. An example's rank in its group (source split, class), by the hash of seed and key, determines its split and
+shard, which therefore do not depend on the order of directory entries or on the number of workers. Other bits of the
+same hash determine the order within a shard.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import operator
-import pickle
-import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+import numpy as np
+from numpy.typing import NDArray
 
-from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group
-from slipway.components.prepare_data.listing.lists import (
-    HASH_BYTES,
-    KEY_START,
-    LABEL_BYTES,
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Group
+from slipway.components.prepare_data.listing.entries import (
+    HASHED,
     RANK_BYTES,
     ROW,
-    are_examples,
-    bundle_rank,
-    content_key,
-    contents_of,
-    example_hash,
-    examples_of,
-    list_path,
-    load_list,
+    Entries,
+    Pieces,
+    digests,
+    gathered,
+    hashed,
+    keys_of,
+    sorted_pieces,
+    write_block,
 )
-from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Blocks, Repeats
-from slipway.components.prepare_data.listing.split import Amount
+from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Repeats
+from slipway.components.prepare_data.listing.split import Amount, Summary
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import database
-from slipway.components.prepare_data.sources.source import Ignored, ListedRows, Part, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Part, Source, coded
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from slipway.components.prepare_data.listing.table_index import FoundRows, SortedRows
-
-# The parts of a row that stay if files are copied: hash and size; key length and key.
-SIZED, KEYED = slice(0, 20), slice(44, None)
-# Of equal examples, what they have in common: their content, their number and that of their splits, the rank.
-# Examples without a content, 0, are not compared.
-CONTENT_OF = "substr(row, 37, 8)"
-EQUAL = f"""
-CREATE TEMP TABLE equal AS SELECT {CONTENT_OF} AS content, count(*) AS examples, count(DISTINCT split) AS splits,
-rank_of({CONTENT_OF}) AS rank FROM rows JOIN splits USING (number)
-WHERE {CONTENT_OF} != zeroblob(8) GROUP BY 1 HAVING count(*) > 1
-"""
-TOGETHER = f"""
-UPDATE rows SET row = CAST(rank || substr(row, {RANK_BYTES + 1}) AS BLOB) FROM equal WHERE content = {CONTENT_OF}
-"""
-# All but the first of equal examples, in the order of `SPLIT_ORDER`.
-DROPPED = f"""
-CREATE TEMP TABLE dropped AS SELECT id, number, row FROM (
-SELECT rows.rowid AS id, number, row, row_number() OVER (PARTITION BY content ORDER BY split, row) AS place
-FROM rows JOIN splits USING (number) JOIN equal ON content = {CONTENT_OF}) WHERE place > 1
-"""
-# Rows in memory before they are appended to the lists of shards.
-MAX_ROWS_DEALT = 8192
-ROWS_HASHED = 1024  # at once
-
+ENTRIES_LISTED = 8192  # at once
 # Returns the bundle of an example from its key and the group that its source names; see `groups`.
 BundleOf = Callable[[bytes, bytes], bytes]
 
 
 @dataclass
 class PartList:
-    """A listed part of a source: its file, ignored files and groups; see `Summary` for the digests.
+    """A listed part of a source: its files, ignored files and groups; see `Summary` for the digests.
 
-    `examples` and `bytes` are the amounts of each group, `labels` the names of all labels of the task multilabel.
-    `rows` are those of a table, which are sorted together with those of its other parts; the file then does not exist.
+    `examples` and `bytes` are the amounts of each group, `labels` the names of all labels of the task multilabel. The
+    group of an entry is an index of `examples`. The rows of a table have no digests: their keys depend on other parts.
     """
 
-    path: Path
+    paths: list[Path]
     ignored: Ignored = field(default_factory=Ignored)
     examples: Counter[Group] = field(default_factory=Counter)
     bytes: Counter[Group] = field(default_factory=Counter)
     labels: set[str] = field(default_factory=set)
-    digest: str = ""
-    shape: str = ""
-    rows: FoundRows | None = None
+    digests: tuple[str, str] | None = None
 
     def move(self, folder: Path, copy: Callable[[Path, Path], object]) -> None:
         """Copy the files to another folder by `copy`, which receives the path that each had and its new one."""
-        paths = [self.path] if self.rows is None else self.rows.file.paths
-        moved = [folder / path.name for path in paths]
-        for pair in zip(paths, moved, strict=True):
+        moved = [folder / path.name for path in self.paths]
+        for pair in zip(self.paths, moved, strict=True):
             copy(*pair)
-        self.path = folder / self.path.name
-        if self.rows is not None:
-            self.rows.file.paths = moved
+        self.paths = moved
 
 
 def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
-    """List one part into the file `path`; the digests do not depend on the order of the entries.
+    """List one part into files beside `path`; the digests do not depend on the order of the entries.
 
     With `bundle_of`, the rank of an example is the hash of its bundle.
     """
-    listed = PartList(path)
-    table = source.rows(part, listed.ignored, path.parent)
-    if table is not None:
-        _list_rows(table, seed, listed, bundled=bundle_of is not None)
-        return listed
-    with database(path) as rows:
-        rows.execute("CREATE TABLE rows (split TEXT, label TEXT, row BLOB)")
-        rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", _rows(source, part, seed, listed, bundle_of))
-        digest, shape = (hashlib.sha256(listed.ignored.unusable_digest) for _ in range(2))
-        ordered = rows.execute("SELECT * FROM rows ORDER BY split, label, row")
-        for (split, label), group_rows in itertools.groupby(ordered, key=operator.itemgetter(0, 1)):
-            group = (split or None, label)
-            about = repr((group, listed.examples[group])).encode()
-            digest.update(about)
-            shape.update(about)
-            while piece := [row for _, _, row in itertools.islice(group_rows, ROWS_HASHED)]:
-                digest.update(b"".join(piece))
-                shape.update(b"".join([row[SIZED] + row[KEYED] for row in piece]))
-    listed.digest, listed.shape = digest.hexdigest(), shape.hexdigest()
-    listed.labels.discard("")
+    listed = PartList([path])
+    batches = source.rows(part, listed.ignored, path.parent)
+    is_table = batches is not None
+    if batches is None:
+        entries = source.entries(part, listed.ignored, path.parent)
+        batches = _batches(iter(entries), bundle_of, several=source.task == "multilabel")
+    numbers: dict[Group, int] = {}
+    with path.open("wb") as file:
+        for batch in batches:
+            of_group = np.array([numbers.setdefault(group, len(numbers)) for group in batch.groups], np.int64)
+            write_block(file, _entries(batch, of_group, seed, bundled=bundle_of is not None))
+            counts, sizes = (np.bincount(batch.group, weights, len(batch.groups)) for weights in (None, batch.sizes))
+            for group, count, size in zip(batch.groups, counts.tolist(), sizes.tolist(), strict=True):
+                listed.examples[group] += count
+                listed.bytes[group] += int(size)
+            listed.labels |= batch.labels
+    if not is_table:
+        _sort_part(listed, path)
     return listed
 
 
-def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList, *, bundled: bool) -> None:
-    from slipway.components.prepare_data.listing.table_index import found_rows
-
-    def counted() -> Iterator[ListedRows]:
-        for rows in table:
-            listed.labels |= rows.labels
-            yield rows
-
-    listed.rows = part_rows = found_rows(counted(), seed, listed.path, bundled=bundled)
-    for counts, values in ((listed.examples, part_rows.examples), (listed.bytes, part_rows.sizes)):
-        counts.update(dict(zip(part_rows.groups, values.tolist(), strict=True)))
-
-
-def _sorted_rows(parts: list[FoundRows], seed: int, path: Path, repeats: Repeats) -> SortedRows:
-    from slipway.components.prepare_data.listing.table_index import sorted_rows
-
-    return sorted_rows(parts, seed, path, repeats)
+def _sort_part(listed: PartList, path: Path) -> None:
+    """Sort the entries in the file `path`; compute their digests."""
+    ordered = sorted(listed.examples, key=_order)
+    by_group = {group: number for number, group in enumerate(ordered)}
+    numbers = np.array([by_group[group] for group in listed.examples], np.int64)
+    size = path.stat().st_size
+    pieces = sorted_pieces(gathered([(path, numbers)]), path.with_name(f"{path.name}-sorted"), size)
+    listed.paths = pieces.paths
+    listed.examples = Counter({group: listed.examples[group] for group in ordered})
+    listed.digests = digests(pieces, listed.examples, listed.ignored.unusable_digest)
 
 
-def _rows(
-    source: Source, part: Part, seed: int, listed: PartList, bundle_of: BundleOf | None
-) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the source split ("" for none), the label and the row of each example; count them in `listed`."""
-    salt = struct.pack(">Q", seed)
-    pack = ROW.pack
-    fresh = hashlib.blake2b(digest_size=HASH_BYTES, salt=salt).copy  # faster than a new one for each key
-    examples, sizes, several = listed.examples, listed.bytes, source.task == "multilabel"
-    for key, label, split, size, stamp, offset, value in source.entries(part, listed.ignored, listed.path.parent):
+def _order(group: Group) -> tuple[str, str]:
+    return group[0] or "", group[1]
+
+
+def _batches(entries: Iterator[Entry], bundle_of: BundleOf | None, *, several: bool) -> Iterator[ListedRows]:
+    """Yield entries, many at a time; those of the task multilabel have several labels."""
+    while batch := [*itertools.islice(entries, ENTRIES_LISTED)]:
+        keys, labels, splits, sizes, stamps, offsets, values = zip(*batch, strict=True)
+        names: set[str] = set()
         if several:
-            listed.labels.update(label.split(LABEL_SEPARATOR))
-            label = ""
-        examples[split, label] += 1
-        sizes[split, label] += size
-        hashed = fresh()
-        hashed.update(key)
-        ranked = hashed.digest()
-        content = 0
+            names.update(*(label.split(LABEL_SEPARATOR) for label in {*labels}))
+            labels = ("",) * len(batch)
+        groups, group = coded(zip(splits, labels, strict=True))
+        contents, bundles = np.zeros(len(batch), np.uint64), (b"",) * len(batch)
         if bundle_of:
-            ranked = bundle_rank(bundle_of(key, value), seed) + ranked[RANK_BYTES:]
-        elif value:
-            content = int.from_bytes(value)
-        yield split or "", label, ranked + pack(size, offset, stamp, content, len(key)) + key
+            bundles = tuple(map(bundle_of, keys, values))
+        else:
+            contents = np.array([*map(int.from_bytes, values)], np.uint64)
+        digest, offset = (np.array(column, np.uint64) for column in (stamps, offsets))
+        size = np.array(sizes, np.int64)
+        yield ListedRows(digest, groups, group, size, offset, *coded(bundles), names - {""}, contents, keys)
 
 
-class Summary(BaseModel):
-    """What a listing says about the content of a source.
-
-    Attributes:
-        amounts: The amount of each (split, class).
-        digest: SHA-256 (hex) of all keys, labels, sizes, stamps and offsets.
-        shape: The same without stamps and offsets: it stays if files are copied, or packed in another order.
-        labels: All labels of the task multilabel.
-    """
-
-    amounts: list[tuple[str | None, str, Amount]]
-    digest: str
-    shape: str
-    labels: list[str] = []
-
-    @property
-    def bytes(self) -> int:
-        """The size of all examples."""
-        return sum(amount.bytes for _, _, amount in self.amounts)
-
-    @property
-    def groups(self) -> dict[Group, Amount]:
-        """The amounts by group."""
-        return {(split, label): amount for split, label, amount in self.amounts}
+def _entries(batch: ListedRows, of_group: NDArray[np.int64], seed: int, *, bundled: bool) -> Entries:
+    rows = np.zeros(len(batch.digests), ROW)
+    rows["digest"], rows["size"], rows["offset"] = batch.digests, batch.sizes, batch.offsets
+    rows["content"] = batch.digests if batch.contents is None else batch.contents
+    rows["group"] = of_group[batch.group]
+    if batch.keys is None:
+        rows["copy"] = 1
+    else:
+        rows["length"] = [*map(len, batch.keys)]
+        rows[["rank", "order"]] = np.frombuffer(hashed(batch.keys, seed), HASHED)
+    if bundled:
+        rows["rank"] = np.frombuffer(hashed(batch.bundles, seed, RANK_BYTES), ">u8")[batch.bundle]
+    return Entries(rows, None if batch.keys is None else np.array(batch.keys, object))
 
 
 class Listing:
     """All parts of a source, listed.
 
     Attributes:
-        path: The database with the rows of all parts.
         item: What an example is called.
-        rows: The rows of a table, which are not in the database.
+        pieces: The entries, sorted by group and hash within each piece; the group of an entry is an index of `groups`.
         groups: Each group's amount.
         repeats: The equal examples, of a source without images.
-        spool: The folder with the files that the source spooled for its readers; by default, that of `path`.
+        spool: The folder with the files that the source spooled for its readers; by default, that of the pieces.
         ignored: Files and examples that were ignored.
         digest, shape, labels: See `Summary`.
     """
@@ -219,7 +157,6 @@ class Listing:
     def __init__(
         self, source: Source, parts: list[PartList], path: Path, settings: DataSettings, spool: Path | None = None
     ) -> None:
-        self.path = path
         self.item = source.item
         duplicates = "keep" if source.has_image else settings.duplicates
         self.repeats = Repeats(duplicates, is_grouped=settings.group_by is not None)
@@ -230,88 +167,50 @@ class Listing:
         sizes: Counter[Group] = Counter()
         for part in parts:
             self.ignored.merge(part.ignored)
-            for group, name in names.items():
-                examples[name] += part.examples[group]
-                sizes[name] += part.bytes[group]
-        ordered = sorted(examples, key=lambda group: (group[0] or "", group[1]))
+            for group, count in part.examples.items():
+                examples[names[group]] += count
+                sizes[names[group]] += part.bytes[group]
+        ordered = sorted(examples, key=_order)
         self.groups = {group: Amount(examples[group], sizes[group]) for group in ordered}
         self.labels = sorted(set().union(*(part.labels for part in parts)))
-        tables = [part.rows for part in parts if part.rows is not None]
-        self.rows = _sorted_rows(tables, settings.seed, path, self.repeats) if tables else None
-        digests = [(part.digest, part.shape) for part in parts]
-        if self.rows is None:
-            self._join([part.path for part in parts], names)
-            if not source.has_image and settings.group_by is None:
-                self._find_equal(settings.seed)
-        else:
-            digests = [self.rows.digests(self.ignored.unusable_digest)]
-            if self.repeats.are_dropped:
-                amounts = zip(self.rows.examples, self.rows.sizes, strict=True)
-                self.groups = {group: Amount(*amount) for group, amount in zip(self.rows.groups, amounts, strict=True)}
+        size = sum(file.stat().st_size for part in parts for file in part.paths)
+        numbers = {group: number for number, group in enumerate(ordered)}
+        entries = gathered(
+            (file, np.array([numbers[names[group]] for group in part.examples], np.int64))
+            for part in parts
+            for file in part.paths
+        )
+        of_parts = [part.digests for part in parts if part.digests]
+        if not source.has_image and (settings.group_by is None or not of_parts):  # else what is equal is not known
+            entries = self._compared(entries, path.with_name("contents"), size, settings)
+        self.pieces = sorted_pieces(entries, path, size)
+        if self.repeats.are_dropped:
+            self.groups = dict(zip(ordered, self.amounts(), strict=True))
+        amounts = {group: amount.examples for group, amount in self.groups.items()}
+        of_parts = of_parts or [digests(self.pieces, amounts, self.ignored.unusable_digest)]
         self.digest, self.shape = (
-            hashlib.sha256("".join(part_hashes).encode()).hexdigest() for part_hashes in zip(*digests, strict=True)
+            hashlib.sha256("".join(hashes).encode()).hexdigest() for hashes in zip(*of_parts, strict=True)
         )
 
-    def _join(self, parts: list[Path], names: Mapping[Group, Group]) -> None:
-        """Move the rows of all parts to one database, with the number of their final group."""
-        numbers = {group: number for number, group in enumerate(self.groups)}
-        with database(self.path) as rows:
-            rows.execute("CREATE TABLE rows (number INTEGER, row BLOB)")
-            rows.execute("CREATE TABLE groups (split TEXT, label TEXT, number INTEGER, PRIMARY KEY (split, label))")
-            rows.executemany(
-                "INSERT INTO groups VALUES (?, ?, ?)",
-                ((split or "", label, numbers[name]) for (split, label), name in names.items()),
-            )
-            rows.commit()
-            for path in parts:
-                rows.execute("ATTACH ? AS part", (str(path),))
-                rows.execute(
-                    "INSERT INTO rows SELECT number, row FROM part.rows CROSS JOIN groups USING (split, label)"
-                )
-                rows.commit()
-                rows.execute("DETACH part")
-                path.unlink()
+    def _compared(self, entries: Iterable[Entries], path: Path, size: int, settings: DataSettings) -> Iterator[Entries]:
+        """Yield the entries after equal ones were counted in `repeats`."""
+        pieces = Pieces(path, size)
+        splits = np.array([SPLIT_ORDER.index(split) for split, _ in self.groups])
+        for batch in entries:
+            pieces.add(batch, _compared_by(batch.rows))
+        for piece in pieces:
+            _count_equal(_compared_by(piece.rows), splits[piece.rows["group"]], self.repeats)
+        for piece in pieces:
+            yield _keyed(piece, splits[piece.rows["group"]], settings, self.repeats)
+        pieces.remove()
 
-    def _find_equal(self, seed: int) -> None:
-        """Count equal examples; give those that are kept together the rank of their content, or drop all but one."""
-        import numpy as np
-
-        with database(self.path) as rows:
-            rows.execute("CREATE TEMP TABLE splits (number INTEGER PRIMARY KEY, split INTEGER)")
-            splits = [(number, SPLIT_ORDER.index(split)) for number, (split, _) in enumerate(self.groups)]
-            rows.executemany("INSERT INTO splits VALUES (?, ?)", splits)
-            rows.create_function("rank_of", 1, lambda content: example_hash(content_key(content), seed)[:RANK_BYTES])
-            rows.execute(EQUAL)
-            counts = np.array(rows.execute("SELECT examples, splits FROM equal").fetchall(), np.int64).reshape(-1, 2)
-            single = np.ones((self.examples() - int(counts[:, 0].sum()), 2), np.int64)
-            self.repeats.add(*np.concatenate([counts, single]).T)
-            if self.repeats.are_together or self.repeats.are_dropped:
-                rows.execute("CREATE INDEX temp.contents ON equal (content)")
-            if self.repeats.are_together:
-                rows.execute(TOGETHER)
-            if self.repeats.are_dropped:
-                rows.execute(DROPPED)
-                amounts = [*self.groups.values()]
-                for number, row in rows.execute("SELECT number, row FROM dropped"):
-                    size, *_ = ROW.unpack_from(row, HASH_BYTES)
-                    amounts[number] = Amount(amounts[number].examples - 1, amounts[number].bytes - size)
-                self.groups = dict(zip(self.groups, amounts, strict=True))
-                rows.execute("DELETE FROM rows WHERE rowid IN (SELECT id FROM dropped)")
-
-    def run_ends(self) -> dict[Group, NDArray[np.int64]]:
-        """Return the number of examples of each group up to the end of each run of examples of one rank."""
-        import numpy as np
-
-        if self.rows is not None:
-            return dict(zip(self.groups, self.rows.run_ends(), strict=True))
-        with database(self.path) as rows:
-            ranks = f"SELECT number, substr(row, 1, {RANK_BYTES}), count(*) FROM rows GROUP BY 1, 2 ORDER BY 1, 2"
-            counts = {
-                number: np.fromiter((count for *_, count in runs), np.int64)
-                for number, runs in itertools.groupby(rows.execute(ranks), operator.itemgetter(0))
-            }
-        none = np.zeros(0, np.int64)
-        return {group: np.cumsum(counts.get(number, none)) for number, group in enumerate(self.groups)}
+    def amounts(self) -> list[Amount]:
+        """Return the amount of each group in the pieces."""
+        totals = np.zeros((2, len(self.groups)), np.int64)
+        for piece in self.pieces:
+            for total, weights in zip(totals, (None, piece.rows["size"]), strict=True):
+                total += np.bincount(piece.rows["group"], weights, len(self.groups)).astype(np.int64)
+        return [Amount(*amount) for amount in zip(*totals.tolist(), strict=True)]
 
     def examples(self) -> int:
         """Return the number of examples."""
@@ -322,147 +221,122 @@ class Listing:
         amounts = [(*group, amount) for group, amount in self.groups.items()]
         return Summary(amounts=amounts, digest=self.digest, shape=self.shape, labels=self.labels)
 
+    def runs(self) -> Iterator[tuple[Entries, NDArray[np.int64]]]:
+        """Yield, of each piece, the first entries of the runs of one group and rank, and the lengths of the runs."""
+        for piece in self.pieces:
+            about = piece.rows[["group", "rank"]]
+            starts = np.flatnonzero(np.append(True, about[1:] != about[:-1])[: len(piece)])
+            yield piece.take(starts), np.diff(starts, append=len(piece))
+
+    def run_ends(self) -> dict[Group, NDArray[np.int64]]:
+        """Return the number of examples of each group up to the end of each run of examples of one rank."""
+        counts: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in self.groups]
+        for firsts, lengths in self.runs():
+            ends = np.searchsorted(firsts.rows["group"], np.arange(1, len(self.groups)))
+            for of_group, part in zip(counts, np.split(lengths, ends), strict=True):
+                of_group.append(part)
+        return {group: np.cumsum(np.concatenate(parts)) for group, parts in zip(self.groups, counts, strict=True)}
+
+    def splits_path(self, number: int) -> Path:
+        """Return the path of the splits that `Bundles` assigned to the entries of a piece."""
+        path = self.pieces.paths[number]
+        return path.with_name(f"{path.name}.splits")
+
     def remove(self, keys: Collection[bytes]) -> dict[Group, int]:
-        """Remove the rows with these keys; return the number of the others of each group."""
-        if self.rows is not None:
-            return dict(zip(self.groups, self.rows.without(keys), strict=True))
-        with database(self.path) as rows:
-            rows.execute("CREATE TEMP TABLE removed (key BLOB PRIMARY KEY)")
-            rows.executemany("INSERT INTO removed VALUES (?)", ((key,) for key in keys))
-            rows.execute("DELETE FROM rows WHERE substr(row, ?) IN removed", (KEY_START + 1,))
-            counts = dict(rows.execute("SELECT number, count(*) FROM rows GROUP BY number"))
-        return {group: counts.get(number, 0) for number, group in enumerate(self.groups)}
+        """Remove the entries with these keys; return the number of the others of each group."""
+        for number, piece in enumerate(self.pieces):
+            kept = np.flatnonzero([key not in keys for key in piece.key_list()])
+            if len(kept) < len(piece):
+                self.pieces.replace(number, piece.take(kept))
+        return {group: amount.examples for group, amount in zip(self.groups, self.amounts(), strict=True)}
 
     def merge(self, groups: Iterable[Iterable[bytes]]) -> None:
         """Give the examples of each group of keys one rank, and all others that have the rank of one of them.
 
         The examples of `data.group_by`'s bundles have one rank each, so these are merged.
         """
-        first = dict(enumerate(groups))
-        with database(self.path) as rows:
-            rows.execute("CREATE TEMP TABLE members (key BLOB PRIMARY KEY, number INTEGER)")
-            members = ((key, number) for number, keys in first.items() for key in keys)
-            rows.executemany("INSERT INTO members VALUES (?, ?)", members)
-            ranked = rows.execute(
-                f"SELECT members.number, substr(row, 1, {RANK_BYTES}) AS rank FROM rows "
-                "CROSS JOIN members ON key = substr(row, ?) ORDER BY rank",
-                (KEY_START + 1,),
-            )
-            rows.execute("CREATE TEMP TABLE merged (rank BLOB PRIMARY KEY, new BLOB)")
-            rows.executemany("INSERT INTO merged VALUES (?, ?)", _smallest(ranked.fetchall()).items())
-            rows.execute(
-                f"UPDATE rows SET row = CAST(new || substr(row, {RANK_BYTES + 1}) AS BLOB) FROM merged "
-                f"WHERE rank = substr(row, 1, {RANK_BYTES})"
-            )
+        number_of = {key: number for number, keys in enumerate(groups) for key in keys}
+        ranked = [
+            (number_of[key], rank)
+            for piece in self.pieces
+            for key, rank in zip(piece.key_list(), piece.rows["rank"].tolist(), strict=True)
+            if key in number_of
+        ]
+        new = {rank: smallest for rank, smallest in _smallest(ranked).items() if rank != smallest}
+        if new:
+            old = self.pieces
+            size = sum(path.stat().st_size for path in old.paths)
+            self.pieces = sorted_pieces(self._ranked(new), old.paths[0].with_name(f"{old.paths[0].name}-merged"), size)
+            old.remove()
+
+    def _ranked(self, new: dict[int, int]) -> Iterator[Entries]:
+        """Yield the entries with new ranks of those that have one of the old ones."""
+        for piece in self.pieces:
+            ranks = piece.rows["rank"].tolist()
+            piece.rows["rank"] = [new.get(rank, rank) for rank in ranks]
+            yield piece
 
 
-def _smallest(ranked: Iterable[tuple[int, bytes]]) -> dict[bytes, bytes]:
+def _compared_by(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Return the same value for equal examples; those without a content are equal to no other one."""
+    return np.where(rows["content"], rows["content"], rows["rank"])
+
+
+def _runs(ordered: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the start of each run of equal values, and their numbers."""
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    return starts, np.diff(starts, append=len(ordered))
+
+
+def _count_equal(contents: NDArray[np.uint64], split: NDArray[np.int64], repeats: Repeats) -> None:
+    starts, counts = _runs(np.sort(contents))
+    splits = np.ones(len(starts), np.int64)
+    if len(starts) < len(contents) and len(np.unique(split)) > 1:
+        order = np.argsort(contents, kind="stable")
+        of_set = np.repeat(np.arange(len(starts)), counts)
+        pairs = np.unique(of_set * len(SPLIT_ORDER) + split[order])
+        splits = np.bincount(pairs // len(SPLIT_ORDER), minlength=len(starts))
+    repeats.add(counts, splits)
+
+
+def _keyed(entries: Entries, split: NDArray[np.int64], settings: DataSettings, repeats: Repeats) -> Entries:
+    """Return entries with their ranks and order; of equal rows of a table, all but the first are copies."""
+    rows, contents, ranks = entries.rows, _compared_by(entries.rows), entries.rows["rank"]
+    if entries.named is None and len(rows):
+        if repeats.examples:
+            order = np.lexsort((rows["offset"], split, rows["digest"]))
+            starts, counts = _runs(rows["digest"][order])
+            rows["copy"][order] = np.arange(len(rows)) - np.repeat(starts, counts) + 1
+        hashes = np.frombuffer(hashed(entries.key_list(), settings.seed), HASHED)
+        rows["order"], ranks = hashes["order"], hashes["rank"]
+        if settings.group_by is None:
+            rows["rank"] = ranks
+    if repeats.are_together and len(rows):
+        order = np.argsort(contents, kind="stable")
+        _, counts = _runs(contents[order])
+        several = order[np.repeat(counts > 1, counts)]
+        common = keys_of(contents[several], np.ones(len(several), np.uint32))
+        rows["rank"][several] = np.frombuffer(hashed(common, settings.seed), HASHED)["rank"]
+    if repeats.are_dropped and len(rows):  # the first one is kept, of a source's test split if it is in that
+        order = np.lexsort((rows["order"], ranks, split, contents))
+        return entries.take(np.sort(order[_runs(contents[order])[0]]))
+    return entries
+
+
+def _smallest(ranked: Sequence[tuple[int, int]]) -> dict[int, int]:
     """Return the smallest rank that each rank is connected with, directly or by others, through numbers."""
-    parent: dict[int | bytes, int | bytes] = {}
+    parent: dict[int, int] = {}
 
-    def root(node: int | bytes) -> int | bytes:
+    def root(node: int) -> int:
         while parent.setdefault(node, node) != node:
             parent[node] = parent[parent[node]]
             node = parent[node]
         return node
 
-    ranks = set()
     for number, rank in ranked:
-        ranks.add(rank)
-        parent[root(number)] = root(rank)
-    smallest: dict[int | bytes, bytes] = {}
-    for rank in sorted(ranks):
+        parent[root(-1 - number)] = root(rank)  # numbers are negative, unlike ranks
+    smallest: dict[int, int] = {}
+    ranks = sorted({rank for _, rank in ranked})
+    for rank in ranks:
         smallest.setdefault(root(rank), rank)
     return {rank: smallest[root(rank)] for rank in ranks}
-
-
-def deal(
-    listing: Listing,
-    blocks: Mapping[Group, Blocks],
-    shards: Mapping[str, int],
-    classes: list[str],
-    folder: Path,
-    copies: Collection[bytes] = frozenset(),
-    *,
-    bundled: bool = False,
-) -> None:
-    """Deal a listing's rows to lists of the shards' examples, one file per shard.
-
-    The shards of a split differ by at most one example, in total and per class.
-
-    Args:
-        listing: The examples.
-        blocks: The blocks of examples of each group that are in one split, in their order.
-        shards: The number of shards of each split.
-        classes: The classes in the order of their labels; of other tasks than classification, none is dealt.
-        folder: The folder for the lists.
-        copies: Keys to drop from their split without replacing them by other examples.
-        bundled: Whether the splits are those that `Bundles` assigned.
-    """
-    order = {group: blocks.get(group, []) for group in listing.groups}
-    if listing.rows is not None:
-        numbers = {label: index for index, label in enumerate(classes)}
-        listing.rows.deal(
-            [*order.values()],
-            [numbers.get(label, 0) for _, label in listing.groups],
-            {split: [list_path(folder, split, shard) for shard in range(count)] for split, count in shards.items()},
-            bundled=bundled,
-        )
-        return
-    labels = {label: index.to_bytes(LABEL_BYTES) for index, label in enumerate(classes)}
-    groups = [
-        (
-            labels[label] if label else bytes(LABEL_BYTES),
-            itertools.chain.from_iterable(itertools.repeat(*block) for block in group_blocks),
-        )
-        for (_, label), group_blocks in order.items()
-    ]
-    lists: dict[Path, list[bytes]] = {}
-    turns = {}
-    for split, count in shards.items():
-        of_split = [lists.setdefault(list_path(folder, split, shard), []) for shard in range(count)]
-        turns[split] = itertools.cycle(of_split)
-    held = 0
-    split_of = "JOIN bundles ON bundle = substr(row, 1, 8)" if bundled else "JOIN (SELECT NULL AS split)"
-    with database(listing.path) as rows:
-        for number, row, split in rows.execute(f"SELECT number, row, split FROM rows {split_of} ORDER BY number, row"):
-            label, splits = groups[number]
-            split = split or next(splits)
-            if copies and row[KEY_START:] in copies:
-                continue
-            next(turns[split]).append(row[RANK_BYTES:] + label)
-            held += 1
-            if held == MAX_ROWS_DEALT:
-                _append(lists)
-                held = 0
-    _append(lists)
-
-
-def _append(lists: Mapping[Path, list[bytes]]) -> None:
-    for path, shard_rows in lists.items():
-        if shard_rows:
-            with path.open("ab") as file:
-                pickle.dump(shard_rows, file)
-            shard_rows.clear()
-
-
-def read_list(path: Path) -> Iterator[Example]:
-    """Yield a shard's examples in the order in which they are written."""
-    parts = load_list(path)
-    if are_examples(parts):
-        yield from examples_of(parts)
-        return
-    from slipway.components.prepare_data.listing.table_index import dealt_rows
-
-    for rows in dealt_rows(path):
-        yield from rows.examples()
-
-
-def read_contents(path: Path) -> dict[bytes, bytes]:
-    """Return what examples with equal inputs and labels have in common, by key; the key where that is not known."""
-    parts = load_list(path)
-    if are_examples(parts):
-        return contents_of(parts)
-    from slipway.components.prepare_data.listing.table_index import dealt_rows
-
-    return {key: content for rows in dealt_rows(path) for key, content in zip(rows.keys, rows.contents, strict=True)}

@@ -1,25 +1,20 @@
-"""The lists of shards' examples: files to which lists of rows, or arrays of them, are appended."""
+"""The lists of shards' examples: which each has, and reading them in the order in which they are written."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import pickle
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from slipway.components.prepare_data.examples import Example
+import numpy as np
+from numpy.typing import NDArray
 
-# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, content, key
-# length, key.
-ROW = struct.Struct(">QQQQI")
-RANK_BYTES = 8
-LABEL_BYTES = 4
-HASH_BYTES = 12
-KEY_START = HASH_BYTES + ROW.size
-ROW_AFTER_RANK = struct.Struct(">IQQQQI")
+from slipway.components.prepare_data.examples import SPLITS, Example, Group
+from slipway.components.prepare_data.listing.entries import SORTED_BY, Entries, append_divided, joined, read_blocks
+from slipway.components.prepare_data.listing.index import Listing
+from slipway.components.prepare_data.listing.repeats import Blocks
+
+# Records of rows that are written at once.
+BATCH_BYTES = 1 << 22
 
 
 def list_path(folder: Path, split: str, shard: int) -> Path:
@@ -27,48 +22,104 @@ def list_path(folder: Path, split: str, shard: int) -> Path:
     return folder / f"{split}-{shard:05d}.list"
 
 
-def load_list(path: Path) -> list[Any]:
-    """Return what was appended to a list: lists of examples, or arrays of rows."""
-    parts = []
-    with path.open("rb") as file:
-        while file.peek(1):
-            parts.append(pickle.load(file))
-    return parts
+def deal(
+    listing: Listing,
+    blocks: Mapping[Group, Blocks],
+    shards: Mapping[str, int],
+    classes: list[str],
+    folder: Path,
+    copies: Collection[bytes] = frozenset(),
+    *,
+    bundled: bool = False,
+) -> None:
+    """Deal a listing's entries to lists of the shards' examples, one file per shard.
+
+    The shards of a split differ by at most one example, in total and per class.
+
+    Args:
+        listing: The examples.
+        blocks: The blocks of examples of each group that are in one split, in their order.
+        shards: The number of shards of each split.
+        classes: The classes in the order of their labels; of other tasks than classification, none is dealt.
+        folder: The folder for the lists.
+        copies: Keys to drop from their split without replacing them by other examples.
+        bundled: Whether the splits are those that `Bundles` assigned.
+    """
+    numbers = {label: index for index, label in enumerate(classes)}
+    labels = np.array([numbers.get(label, 0) for _, label in listing.groups], np.uint32)
+    paths = [list_path(folder, split, shard) for split in SPLITS for shard in range(shards.get(split, 0))]
+    of_split = np.array([shards.get(split, 0) for split in SPLITS])
+    firsts = np.cumsum(of_split) - of_split
+    order = [blocks.get(group, []) for group in listing.groups]
+    counts = np.zeros(len(order) * len(SPLITS), np.int64)
+    for _, portion in _divided(listing, order, copies, bundled=bundled):
+        counts += np.bincount(portion, minlength=len(counts))
+    by_group = counts.reshape(-1, len(SPLITS))
+    turns = (np.cumsum(by_group, axis=0) - by_group).reshape(-1)  # of the next example of each group and split
+    for entries, portion in _divided(listing, order, copies, bundled=bundled):
+        turn = turns[portion] + _positions(portion)
+        turns += np.bincount(portion, minlength=len(turns))
+        split = portion % len(SPLITS)
+        entries.rows["group"] = labels[entries.rows["group"]]
+        append_divided(paths, entries, firsts[split] + turn % of_split[split])
 
 
-def are_examples(parts: Sequence[Any]) -> bool:
-    """Whether the parts of a list are lists of examples, rather than arrays of rows."""
-    return all(isinstance(part, list) for part in parts)
+def _divided(
+    listing: Listing, order: list[Blocks], copies: Collection[bytes], *, bundled: bool
+) -> Iterator[tuple[Entries, NDArray[np.int64]]]:
+    """Yield the entries of each piece, and of each the number of its group and split."""
+    ends = np.cumsum([size for of_group in order for _, size in of_group])
+    splits = np.array([SPLITS.index(split) for of_group in order for split, _ in of_group], np.int64)
+    totals = np.array([sum(size for _, size in of_group) for of_group in order], np.int64)
+    following = np.cumsum(totals) - totals  # the position of the next example of each group
+    for number, entries in enumerate(listing.pieces):
+        group = entries.rows["group"].astype(np.int64)
+        if bundled:
+            split = np.fromfile(listing.splits_path(number), np.uint8).astype(np.int64)
+        else:
+            split = splits[np.searchsorted(ends, following[group] + _positions(group), "right")]
+            following += np.bincount(group, minlength=len(order))
+        portion = group * len(SPLITS) + split
+        if copies:
+            kept = np.flatnonzero([key not in copies for key in entries.key_list()])
+            entries, portion = entries.take(kept), portion[kept]
+        yield entries, portion
 
 
-def examples_of(parts: Sequence[list[bytes]]) -> Iterator[Example]:
-    """Yield the examples of a list in the order in which they are written."""
-    unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes
-    for row in sorted(itertools.chain.from_iterable(parts)):
-        _, size, offset, *_ = unpack(row)
-        yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, offset
+def _positions(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many equal values are before each."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.append(True, np.diff(ordered) != 0)[: len(values)])
+    result = np.empty(len(values), np.int64)
+    result[order] = np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
+    return result
 
 
-def contents_of(parts: Sequence[list[bytes]]) -> dict[bytes, bytes]:
+def read_list(path: Path) -> Iterator[Example]:
+    """Yield a shard's examples in the order in which they are written."""
+    return _sorted(path).examples()
+
+
+def read_contents(path: Path) -> dict[bytes, bytes]:
     """Return what examples with equal inputs and labels have in common, by key; the key where that is not known."""
-    contents = {}
-    for row in itertools.chain.from_iterable(parts):
-        *_, content, _ = ROW_AFTER_RANK.unpack_from(row)
-        key = row[ROW_AFTER_RANK.size : -LABEL_BYTES]
-        contents[key] = content_key(content.to_bytes(8)) if content else key
-    return contents
+    entries = _sorted(path)
+    return dict(zip(entries.key_list(), entries.contents(), strict=True))
 
 
-def content_key(content: bytes) -> bytes:
-    """Return the key that an example has by its content, if it has no other one."""
-    return b"row " + content.hex().encode()
+def read_batches(path: Path, beside: int) -> Iterator[Entries]:
+    """Yield the entries in the list of a shard, those of records of about `BATCH_BYTES` at a time.
+
+    Args:
+        path: The list.
+        beside: The size of a record beside its Features.
+    """
+    entries = _sorted(path)
+    count = int(BATCH_BYTES / (beside + entries.rows["size"].mean())) + 1
+    for start in range(0, len(entries), count):
+        yield entries[start : start + count]
 
 
-def example_hash(key: bytes, seed: int) -> bytes:
-    """Return the hash of a key by which examples are ordered."""
-    return hashlib.blake2b(key, digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).digest()
-
-
-def bundle_rank(bundle: bytes, seed: int) -> bytes:
-    """Return the rank of the examples of a bundle."""
-    return hashlib.blake2b(bundle, digest_size=RANK_BYTES, salt=struct.pack(">Q", seed)).digest()
+def _sorted(path: Path) -> Entries:
+    entries = joined([*read_blocks(path)])
+    return entries.take(entries.sort(SORTED_BY[1:]))

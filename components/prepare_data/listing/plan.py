@@ -14,9 +14,8 @@ from slipway.components.prepare_data.encoding.stored import stored_bytes
 from slipway.components.prepare_data.encoding.subwords import read_vocabulary
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
-from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.repeats import Blocks
-from slipway.components.prepare_data.listing.split import Amount, Fold
+from slipway.components.prepare_data.listing.split import Amount, Fold, Summary
 from slipway.components.prepare_data.settings import DataSettings, TextSettings
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.validation.sampling import check_for

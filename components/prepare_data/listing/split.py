@@ -1,9 +1,11 @@
-"""The number of examples of each class in each split, and the number of shards of a split."""
+"""The number of examples of each class in a source and in each split, and the number of shards of a split."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+from pydantic import BaseModel
 
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.settings import SplitFractions
@@ -45,6 +47,32 @@ class Fold:
                 value=self.number,
                 allowed="0 to the number of folds - 1, of at least 2 folds",
             )
+
+
+class Summary(BaseModel):
+    """What a listing says about the content of a source.
+
+    Attributes:
+        amounts: The amount of each (split, class).
+        digest: SHA-256 (hex) of all keys, labels, sizes, stamps and offsets.
+        shape: The same without stamps and offsets: it stays if files are copied, or packed in another order.
+        labels: All labels of the task multilabel.
+    """
+
+    amounts: list[tuple[str | None, str, Amount]]
+    digest: str
+    shape: str
+    labels: list[str] = []
+
+    @property
+    def bytes(self) -> int:
+        """The size of all examples."""
+        return sum(amount.bytes for _, _, amount in self.amounts)
+
+    @property
+    def groups(self) -> dict[Group, Amount]:
+        """The amounts by group."""
+        return {(split, label): amount for split, label, amount in self.amounts}
 
 
 def portions(count: int, fractions: Mapping[str, float]) -> dict[str, int]:

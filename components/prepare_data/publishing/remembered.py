@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import RootModel, ValidationError
 
-from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.plan import Target
+from slipway.components.prepare_data.listing.split import Summary
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.examples import Example, Group, readable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from slipway.components.prepare_data.encoding.table_rows import Rows, TableLayout
 
+T = TypeVar("T")
 # A part of a source; each source has its own type.
 Part = Any
 MAX_IGNORED, MAX_IGNORED_NOTED = 20, 3
@@ -162,18 +163,29 @@ class ListedRows(NamedTuple):
         bundles: The different values of the column of data.group_by.
         bundle: The index of each row's value.
         labels: The names of labels of the task multilabel.
-        contents: A hash of each row's inputs and label; None if these are all its values.
+        contents: A hash of each row's inputs and label; None if these are all its values. 0: it is not compared.
+        keys: The keys that the source gave the rows, whose digests are then stamps; None if keys are made of digests.
     """
 
     digests: NDArray[np.uint64]
     groups: Sequence[Group]
     group: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    offsets: NDArray[np.int64] | NDArray[np.uint64]
     bundles: Sequence[bytes]
     bundle: NDArray[np.int64]
     labels: AbstractSet[str]
     contents: NDArray[np.uint64] | None = None
+    keys: Sequence[bytes] | None = None
+
+
+def coded(values: Iterable[T]) -> tuple[list[T], NDArray[np.int64]]:
+    """Return the different values, and the index of each value among them."""
+    import numpy as np
+
+    codes: dict[T, int] = {}
+    index = np.array([codes.setdefault(value, len(codes)) for value in values], np.int64)
+    return [*codes], index
 
 
 class Source(ABC):

@@ -33,7 +33,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source, coded
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -147,14 +147,11 @@ class TfrecordSource(Source):
         if self.task == "multilabel":
             names.update(*(label.split(LABEL_SEPARATOR) for label in {*labels}))
             labels = ("",) * len(records)
-        groups: dict[Group, int] = {}
-        bundles: dict[bytes, int] = {}
-        group = np.array([groups.setdefault(pair, len(groups)) for pair in zip(splits, labels, strict=True)])
-        bundle = np.array([bundles.setdefault(value, len(bundles)) for value in values])
+        groups, group = coded(zip(splits, labels, strict=True))
         sizes, offsets = (np.array(column, np.int64) for column in columns)
         hashes = np.frombuffer(digests, ">u8")
         contents = np.frombuffer(learned, ">u8")
-        return ListedRows(hashes, [*groups], group, sizes, offsets, [*bundles], bundle, names - {""}, contents)
+        return ListedRows(hashes, groups, group, sizes, offsets, *coded(values), names - {""}, contents)
 
     def _content(self, features: Mapping[bytes, bytes]) -> bytes:
         """Return the hash of an example's inputs and label."""

@@ -17,8 +17,8 @@ from slipway.components.prepare_data.encoding.image import import_decoder
 from slipway.components.prepare_data.examples import SPLITS
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
-from slipway.components.prepare_data.listing.index import Listing, deal, read_list
-from slipway.components.prepare_data.listing.lists import list_path
+from slipway.components.prepare_data.listing.index import Listing
+from slipway.components.prepare_data.listing.lists import deal, list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan
 from slipway.components.prepare_data.listing.repeats import whole
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE

@@ -24,7 +24,7 @@ from slipway.components.prepare_data.encoding.messages import bytes_feature, int
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.stored import is_changed, store, stored_info
 from slipway.components.prepare_data.examples import Damaged, Example, Unusable
-from slipway.components.prepare_data.listing.index import read_contents, read_list
+from slipway.components.prepare_data.listing.lists import read_batches, read_contents, read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
@@ -77,7 +77,7 @@ class ShardTask:
 
     Attributes:
         path: The shard's file; None if its images are only validated.
-        examples: The list of its examples; see `index.read_list`.
+        examples: The list of its examples; see `lists.read_list`.
         result: The file for the `ShardResult`, which marks the task as finished.
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
         refuse_damaged: Whether images that decoders accept with warnings are unusable.
@@ -279,27 +279,27 @@ class ShardWriter:
     ) -> Iterator[Block]:
         """Read, validate, count and encode a table's rows, many at a time."""
         from slipway.components.prepare_data.encoding.table_rows import records
-        from slipway.components.prepare_data.listing.table_index import dealt_rows
 
-        for part in dealt_rows(task.examples, reader.layout.entry_bytes):
-            rows = reader.rows(part.offsets)
+        for part in read_batches(task.examples, reader.layout.entry_bytes):
+            listed, keys = part.rows, part.key_list()
+            rows = reader.rows(listed["offset"].astype("i8"))
             if self._labels:
                 rows.coded[LABEL] = rows.coded[LABEL].changed(self._indicators)
             try:
-                check_bytes(int(part.sizes.max()))
+                check_bytes(int(listed["size"].max()))
                 inputs.add_rows(rows)
             except Unusable:  # some cannot be used
-                contents = dict(zip(part.keys, part.contents, strict=True)) if task.by_content else {}
+                contents = dict(zip(keys, part.contents(), strict=True)) if task.by_content else {}
                 hashed = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick), contents)]
                 encoded = [record[1] for record in hashed]
                 hashes = array("Q", [record[0] for record in hashed])
                 yield hashes, array("Q", map(len, encoded)), b"".join(encoded)
                 continue
             counter.add_classes(part.classes())
-            tick(len(part.keys))
+            tick(len(part))
             if task.path is not None:
-                data, lengths = records(reader.layout, rows, part.keys, part.labels if self._has_class else None)
-                hashes = key_hashes(part.contents if task.by_content else part.keys)
+                data, lengths = records(reader.layout, rows, keys, listed["group"] if self._has_class else None)
+                hashes = key_hashes(part.contents() if task.by_content else keys)
                 yield hashes, array("Q", lengths.tobytes()), data
 
 

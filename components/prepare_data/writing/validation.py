@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.components.prepare_data.examples import SPLITS, Problem, refuse
-from slipway.components.prepare_data.listing.index import read_list
-from slipway.components.prepare_data.listing.lists import list_path
+from slipway.components.prepare_data.listing.lists import list_path, read_list
 from slipway.components.prepare_data.validation.duplicates import Copy, in_several_splits
 from slipway.components.prepare_data.validation.near_duplicates import across_splits, find_groups
 from slipway.components.prepare_data.validation.sampling import check_for, sentence

@@ -474,7 +474,7 @@ def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:
         "from slipway.components.prepare_data.prepare import prepare\n"
         "from slipway.components.prepare_data.settings import DataSettings\n"
         f"prepare(DataSettings(source='digits', store={str(tmp_path)!r}), 1)\n"
-        "heavy = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'numpy', 'kfp', 'matplotlib'}\n"
+        "heavy = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'pyarrow', 'kfp', 'matplotlib'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.plan import Plan, Target
+from slipway.components.prepare_data.listing.split import Summary
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.publishing.remembered import Listings

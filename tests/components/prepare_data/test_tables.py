@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from slipway.components.prepare_data.listing import table_index
+from slipway.components.prepare_data.listing import entries
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
@@ -196,8 +196,8 @@ def test_a_table_becomes_the_same_data_set(
 def test_pieces_on_disk_change_nothing(
     tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 12)
-    monkeypatch.setattr(table_index, "ROWS_READ", 100)
+    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(entries, "ROWS_READ", 100)
     test_a_table_becomes_the_same_data_set(tmp_path, make_settings, monkeypatch, name)
 
 

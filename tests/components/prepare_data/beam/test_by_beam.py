@@ -14,7 +14,7 @@ import pytest
 from slipway.components.prepare_data.beam import workers as by_beam
 from slipway.components.prepare_data.beam.workers import ListTask
 from slipway.components.prepare_data.encoding.messages import example
-from slipway.components.prepare_data.listing.index import Summary
+from slipway.components.prepare_data.listing.split import Summary
 from slipway.components.prepare_data.prepare import list_source, prepare
 from slipway.components.prepare_data.publishing import store as store_module
 from slipway.components.prepare_data.publishing.store import Store

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.examples import SPLITS, Group
-from slipway.components.prepare_data.listing import table_index
+from slipway.components.prepare_data.listing import entries
 from slipway.components.prepare_data.listing.groups import Bundles, bundle_in, bundle_reader
-from slipway.components.prepare_data.listing.index import Listing, deal, list_part, read_list
-from slipway.components.prepare_data.listing.lists import list_path
+from slipway.components.prepare_data.listing.index import Listing, list_part
+from slipway.components.prepare_data.listing.lists import deal, list_path, read_list
 from slipway.components.prepare_data.listing.split import all_blocks
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -95,8 +95,7 @@ class FakeTable(FakeSource):
 def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(table_index, "BATCH_BYTES", 100)
+    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 10)
     rng = random.Random(seed)
     owners = {f"owner {number}".encode(): rng.choice(["train", "train", "test"]) for number in range(60)}
     part: list[Entry] = []

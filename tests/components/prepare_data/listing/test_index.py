@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.examples import Group
+from slipway.components.prepare_data.listing import entries as entries_module
 from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import Listing, deal, list_part, read_list
-from slipway.components.prepare_data.listing.lists import list_path
+from slipway.components.prepare_data.listing.index import Listing, list_part
+from slipway.components.prepare_data.listing.lists import deal, list_path, read_list
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Entry, Ignored
@@ -94,10 +95,30 @@ def test_the_order_of_the_source_and_its_parts_do_not_matter(tmp_path: Path) -> 
 
 
 def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = dealt_keys(tmp_path / "whole", listing(tmp_path / "whole", entries(300)), {"train": 0}, {"train": 4})
-    monkeypatch.setattr(index, "MAX_ROWS_DEALT", 5)
-    pieces = listing(tmp_path / "pieces", entries(300))
-    assert dealt_keys(tmp_path / "pieces", pieces, {"train": 0}, {"train": 4}) == shards
+    """Neither the order nor what is removed, given one rank, or dropped as a copy."""
+    shards = []
+    keys = [key for key, *_ in entries(300)]
+    for size in (1 << 23, 1 << 10):
+        monkeypatch.setattr(index, "ENTRIES_LISTED", size >> 7)
+        monkeypatch.setattr(entries_module, "ROWS_READ", size >> 6)
+        monkeypatch.setattr(entries_module, "PIECE_BYTES", size)
+        folder = tmp_path / str(size)
+        merged = listing(folder, entries(200), entries(300)[200:])
+        assert (len(merged.pieces) > 9) == (size == 1 << 10)
+        assert sum(merged.remove({*keys[:30]}).values()) == 270
+        merged.merge([keys[100:110], [b"another"]])
+        merged.merge([[keys[105], keys[200]]])
+        assert [count for _, counts in merged.runs() for count in counts.tolist() if count > 1] == [3, 4, 4]
+        (folder / "lists").mkdir()
+        blocks = {group: [("test", 20), ("train", 70)] for group in merged.groups}
+        deal(merged, blocks, {"train": 3, "test": 2}, ["a", "b", "c"], folder / "lists", {*keys[50:60]})
+        paths = [
+            list_path(folder / "lists", *shard) for shard in [("train", 0), ("train", 1), ("train", 2), ("test", 1)]
+        ]
+        shards.append([[*read_list(path)] for path in paths])
+    assert shards[0] == shards[1]
+    assert sum(map(len, shards[0])) in range(210, 250)
+    assert not {*keys[:30], *keys[50:60]} & {key for shard in shards[0] for key, *_ in shard}
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 4])

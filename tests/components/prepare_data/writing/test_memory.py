@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipway.components.prepare_data import prepare as prepare_module
-from slipway.components.prepare_data.listing import conflicts, index, table_index
+from slipway.components.prepare_data.listing import conflicts, entries, index, lists
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing import shards
 from slipway.core.tables import csv_file
@@ -36,7 +36,9 @@ def comment(number: int) -> bytes:
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers that few examples fill."""
-    monkeypatch.setattr(index, "ROWS_HASHED", 100)
+    monkeypatch.setattr(index, "ENTRIES_LISTED", 100)
+    monkeypatch.setattr(entries, "ROWS_READ", 100)
+    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(shards, "BUFFER_BYTES", 1 << 14)
 
 
@@ -88,14 +90,13 @@ def more_for_many(folders: dict[int, Path], store: Path, group_by: str | None = 
 def test_ten_times_the_images_take_the_same_memory(
     folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None
 ) -> None:
-    monkeypatch.setattr(index, "MAX_ROWS_DEALT", FEW)
     assert more_for_many(folders, tmp_path, group_by) < MAX_MORE
 
 
 def test_a_list_that_is_held_in_memory_would_be_noticed(
     folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "MAX_ROWS_DEALT", 10**9)
+    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 30)
     assert more_for_many(folders, tmp_path) > MAX_MORE
 
 
@@ -116,10 +117,10 @@ def test_ten_times_the_rows_take_the_same_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_one_piece: bool
 ) -> None:
     monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 15)
-    monkeypatch.setattr(table_index, "BATCH_BYTES", 1 << 17)
-    monkeypatch.setattr(table_index, "ROWS_READ", 1000)
+    monkeypatch.setattr(lists, "BATCH_BYTES", 1 << 17)
+    monkeypatch.setattr(entries, "ROWS_READ", 1000)
     monkeypatch.setattr(conflicts, "MAX_EXAMPLES", 1000)
-    monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << (30 if in_one_piece else 16))
+    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << (30 if in_one_piece else 16))
     prepare_module.prepare(DataSettings(source=f"csv:{write_table(tmp_path, 100)}", store=str(tmp_path)), 1)  # imports
     few, many = table_peak(tmp_path, 2000), table_peak(tmp_path, 20_000)
     print(few, many)
