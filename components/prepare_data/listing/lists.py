@@ -71,13 +71,17 @@ def _divided(
     ends = np.cumsum([size for of_group in order for _, size in of_group])
     splits = np.array([SPLITS.index(split) for of_group in order for split, _ in of_group], np.int64)
     totals = np.array([sum(size for _, size in of_group) for of_group in order], np.int64)
-    following = np.cumsum(totals) - totals  # the position of the next example of each group
+    limits = np.cumsum(totals)
+    following = limits - totals  # the position of the next example of each group
     for number, entries in enumerate(listing.pieces):
         group = entries.rows["group"].astype(np.int64)
         if bundled:
             split = np.fromfile(listing.splits_path(number), np.uint8).astype(np.int64)
         else:
-            split = splits[np.searchsorted(ends, following[group] + _positions(group), "right")]
+            positions = following[group] + _positions(group)
+            if (positions >= limits[group]).any():
+                raise ValueError("A group's blocks have fewer examples than the listing.")
+            split = splits[np.searchsorted(ends, positions, "right")]
             following += np.bincount(group, minlength=len(order))
         portion = group * len(SPLITS) + split
         if copies:

@@ -23,7 +23,6 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.core.values import RECORD_NAMES, JsonObject, stored_name
-from slipway.core.yaml_loader import NotYaml, load_yaml
 
 FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: {classes: [NAME, …]}"
 
@@ -206,6 +205,8 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
             allowed=FORM,
             fix="set data.features to a file, or to a mapping such as {image: image, label: {classes: [cat, dog]}}",
         )
+    from slipway.core.yaml_loader import NotYaml, load_yaml  # yaml takes 10 ms to import: few sources need it
+
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), str(path))
     except NotYaml as error:

@@ -94,6 +94,13 @@ def test_the_order_of_the_source_and_its_parts_do_not_matter(tmp_path: Path) -> 
     assert listing(tmp_path / "3", one).digest == listing(tmp_path / "4", other).digest
 
 
+def test_blocks_of_fewer_examples_are_refused_before_a_list_is_written(tmp_path: Path) -> None:
+    """The others would be those of the next group's split."""
+    with pytest.raises(ValueError, match="fewer examples than the listing"):
+        dealt_keys(tmp_path, listing(tmp_path, entries(30)), {"train": 9}, {"train": 1})
+    assert not list((tmp_path / "lists").iterdir())
+
+
 def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the order nor what is removed, given one rank, or dropped as a copy."""
     shards = []
