@@ -121,7 +121,9 @@ def test_the_best_trial_is_evaluated_and_registered_with_its_parameters(
     assert len({final(trial) for trial in job.trials}) > 1, "the trials are trainings with different results"
     best = max(job.trials, key=final)
     record = json.loads((tmp_path / "runs" / "latest" / "run.json").read_text())
-    trained = next(step for step in record["steps"] if step["name"] == "train")["outputs"]
+    trained, evaluated = (
+        next(step["outputs"] for step in record["steps"] if step["name"] == name) for name in ("train", "evaluate")
+    )
     assert trained["trial"] == best.id
     values = {one.parameter_id: one.value for one in best.parameters}
     assert trained["parameters"] == {**values, "train.batch_size": int(values["train.batch_size"])}
@@ -138,4 +140,4 @@ def test_the_best_trial_is_evaluated_and_registered_with_its_parameters(
     assert version.artifact_uri == trained["model"]
     tuned = ", ".join(f"{name} {value}" for name, value in trained["parameters"].items())
     assert f"Tuned: {tuned}" in version.version_description
-    assert f"accuracy {record['metrics']['accuracy']:.4f}" in version.version_description
+    assert f"accuracy {evaluated['metrics']['accuracy']:.4f}" in version.version_description
