@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slipway import extensions
@@ -144,10 +144,12 @@ def _build_image(folder: RunFolder) -> bool:
 
 
 @contextlib.contextmanager
-def _ends_with_parent(folder: RunFolder, stopping: threading.Event, *, containers: bool) -> Iterator[None]:
-    """Stop the session when the process that started it exits, which closes the pipe on stdin.
+def _ends_with_parent(
+    folder: RunFolder, stopping: threading.Event, *, containers: bool
+) -> Iterator[Callable[[], None]]:
+    """Yield what starts to watch the process that started this one: its end stops the session.
 
-    This process, which has inherited the run's lock, ends last.
+    It closes the pipe on stdin. This process, which has inherited the run's lock, ends last.
     """
     ending = threading.Event()
 
@@ -166,9 +168,8 @@ def _ends_with_parent(folder: RunFolder, stopping: threading.Event, *, container
         os._exit(1)
 
     thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
     try:
-        yield
+        yield thread.start
     finally:
         if ending.is_set():
             thread.join()
@@ -187,8 +188,11 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
     stopping = threading.Event()
-    ending = _ends_with_parent(folder, stopping, containers=arguments.containers)
-    with _warm(arguments.warm, arguments.engine, arguments.lock, stopping), ending:  # its thread would hinder forks
+    with (
+        _ends_with_parent(folder, stopping, containers=arguments.containers) as watch_parent,  # until `warm` has ended
+        _warm(arguments.warm, arguments.engine, arguments.lock, stopping),
+    ):
+        watch_parent()  # its thread would hinder the forks
         done = execute(
             folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
         )
