@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +108,18 @@ class Entries:
         start["length"] = [*map(len, keys)]
         starts = start.view(f"V{SHAPE.itemsize}").tolist()
         return b"".join(itertools.chain.from_iterable(zip(starts, keys, strict=True)))
+
+
+def runs_of(ordered: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the start of each run of equal values, and the lengths of the runs."""
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    return starts, np.diff(starts, append=len(ordered))
+
+
+def offsets_in_runs(ordered: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the offset of each value in its run of equal values."""
+    starts, lengths = runs_of(ordered)
+    return np.arange(len(ordered)) - np.repeat(starts, lengths)
 
 
 def joined(blocks: Sequence[Entries]) -> Entries:

@@ -90,7 +90,7 @@ class Bundles:
             totals += np.bincount(firsts.rows["group"], minlength=len(totals))
         examples: Counter[str] = Counter()
         bundles: Counter[str] = Counter()
-        for (split, label), amount, count in zip(self._groups, listing.amounts(), totals.tolist(), strict=True):
+        for ((split, label), amount), count in zip(listing.amounts().items(), totals.tolist(), strict=True):
             if split in (None, "train"):
                 examples[label] += amount.examples
                 bundles[label] += count

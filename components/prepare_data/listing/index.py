@@ -29,6 +29,8 @@ from slipway.components.prepare_data.listing.entries import (
     gathered,
     hashed,
     keys_of,
+    offsets_in_runs,
+    runs_of,
     sorted_pieces,
     write_block,
 )
@@ -185,7 +187,7 @@ class Listing:
             entries = self._compared(entries, path.with_name("contents"), size, settings)
         self.pieces = sorted_pieces(entries, path, size)
         if self.repeats.are_dropped:
-            self.groups = dict(zip(ordered, self.amounts(), strict=True))
+            self.groups = self.amounts()
         amounts = {group: amount.examples for group, amount in self.groups.items()}
         of_parts = of_parts or [digests(self.pieces, amounts, self.ignored.unusable_digest)]
         self.digest, self.shape = (
@@ -204,13 +206,13 @@ class Listing:
             yield _keyed(piece, splits[piece.rows["group"]], settings, self.repeats)
         pieces.remove()
 
-    def amounts(self) -> list[Amount]:
+    def amounts(self) -> dict[Group, Amount]:
         """Return the amount of each group in the pieces."""
         totals = np.zeros((2, len(self.groups)), np.int64)
         for piece in self.pieces:
             for total, weights in zip(totals, (None, piece.rows["size"]), strict=True):
                 total += np.bincount(piece.rows["group"], weights, len(self.groups)).astype(np.int64)
-        return [Amount(*amount) for amount in zip(*totals.tolist(), strict=True)]
+        return {group: Amount(*amount) for group, amount in zip(self.groups, totals.T.tolist(), strict=True)}
 
     def examples(self) -> int:
         """Return the number of examples."""
@@ -224,9 +226,8 @@ class Listing:
     def runs(self) -> Iterator[tuple[Entries, NDArray[np.int64]]]:
         """Yield, of each piece, the first entries of the runs of one group and rank, and the lengths of the runs."""
         for piece in self.pieces:
-            about = piece.rows[["group", "rank"]]
-            starts = np.flatnonzero(np.append(True, about[1:] != about[:-1])[: len(piece)])
-            yield piece.take(starts), np.diff(starts, append=len(piece))
+            starts, lengths = runs_of(piece.rows[["group", "rank"]])
+            yield piece.take(starts), lengths
 
     def run_ends(self) -> dict[Group, NDArray[np.int64]]:
         """Return the number of examples of each group up to the end of each run of examples of one rank."""
@@ -248,7 +249,7 @@ class Listing:
             kept = np.flatnonzero([key not in keys for key in piece.key_list()])
             if len(kept) < len(piece):
                 self.pieces.replace(number, piece.take(kept))
-        return {group: amount.examples for group, amount in zip(self.groups, self.amounts(), strict=True)}
+        return {group: amount.examples for group, amount in self.amounts().items()}
 
     def merge(self, groups: Iterable[Iterable[bytes]]) -> None:
         """Give the examples of each group of keys one rank, and all others that have the rank of one of them.
@@ -282,14 +283,8 @@ def _compared_by(rows: NDArray[np.void]) -> NDArray[np.uint64]:
     return np.where(rows["content"], rows["content"], rows["rank"])
 
 
-def _runs(ordered: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the start of each run of equal values, and their numbers."""
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
-    return starts, np.diff(starts, append=len(ordered))
-
-
 def _count_equal(contents: NDArray[np.uint64], split: NDArray[np.int64], repeats: Repeats) -> None:
-    starts, counts = _runs(np.sort(contents))
+    starts, counts = runs_of(np.sort(contents))
     splits = np.ones(len(starts), np.int64)
     if len(starts) < len(contents) and len(np.unique(split)) > 1:
         order = np.argsort(contents, kind="stable")
@@ -305,21 +300,20 @@ def _keyed(entries: Entries, split: NDArray[np.int64], settings: DataSettings, r
     if entries.named is None and len(rows):
         if repeats.examples:
             order = np.lexsort((rows["offset"], split, rows["digest"]))
-            starts, counts = _runs(rows["digest"][order])
-            rows["copy"][order] = np.arange(len(rows)) - np.repeat(starts, counts) + 1
+            rows["copy"][order] = offsets_in_runs(rows["digest"][order]) + 1
         hashes = np.frombuffer(hashed(entries.key_list(), settings.seed), HASHED)
         rows["order"], ranks = hashes["order"], hashes["rank"]
         if settings.group_by is None:
             rows["rank"] = ranks
     if repeats.are_together and len(rows):
         order = np.argsort(contents, kind="stable")
-        _, counts = _runs(contents[order])
+        _, counts = runs_of(contents[order])
         several = order[np.repeat(counts > 1, counts)]
         common = keys_of(contents[several], np.ones(len(several), np.uint32))
         rows["rank"][several] = np.frombuffer(hashed(common, settings.seed), HASHED)["rank"]
     if repeats.are_dropped and len(rows):  # the first one is kept, of a source's test split if it is in that
         order = np.lexsort((rows["order"], ranks, split, contents))
-        return entries.take(np.sort(order[_runs(contents[order])[0]]))
+        return entries.take(np.sort(order[runs_of(contents[order])[0]]))
     return entries
 
 

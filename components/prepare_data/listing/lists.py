@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.prepare_data.examples import SPLITS, Example, Group
-from slipway.components.prepare_data.listing.entries import SORTED_BY, Entries, append_divided, joined, read_blocks
+from slipway.components.prepare_data.listing.entries import (
+    SORTED_BY,
+    Entries,
+    append_divided,
+    joined,
+    offsets_in_runs,
+    read_blocks,
+)
 from slipway.components.prepare_data.listing.index import Listing
 from slipway.components.prepare_data.listing.repeats import Blocks
 
@@ -93,10 +100,8 @@ def _divided(
 def _positions(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many equal values are before each."""
     order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    starts = np.flatnonzero(np.append(True, np.diff(ordered) != 0)[: len(values)])
     result = np.empty(len(values), np.int64)
-    result[order] = np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
+    result[order] = offsets_in_runs(values[order])
     return result
 
 
