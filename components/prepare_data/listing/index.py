@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Group
+from slipway.components.prepare_data.examples import Group
 from slipway.components.prepare_data.listing.entries import (
     HASHED,
     RANK_BYTES,
@@ -37,7 +37,7 @@ from slipway.components.prepare_data.listing.entries import (
 from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Repeats
 from slipway.components.prepare_data.listing.split import Amount, Summary
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Part, Source, coded
+from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Part, Source, coded, coded_groups
 
 ENTRIES_LISTED = 8192  # at once
 # Returns the bundle of an example from its key and the group that its source names; see `groups`.
@@ -113,11 +113,7 @@ def _batches(entries: Iterator[Entry], bundle_of: BundleOf | None, *, several: b
     """Yield entries, many at a time; those of the task multilabel have several labels."""
     while batch := [*itertools.islice(entries, ENTRIES_LISTED)]:
         keys, labels, splits, sizes, stamps, offsets, values = zip(*batch, strict=True)
-        names: set[str] = set()
-        if several:
-            names.update(*(label.split(LABEL_SEPARATOR) for label in {*labels}))
-            labels = ("",) * len(batch)
-        groups, group = coded(zip(splits, labels, strict=True))
+        groups, group, names = coded_groups(splits, labels, several=several)
         contents, bundles = np.zeros(len(batch), np.uint64), (b"",) * len(batch)
         if bundle_of:
             bundles = tuple(map(bundle_of, keys, values))
@@ -125,7 +121,7 @@ def _batches(entries: Iterator[Entry], bundle_of: BundleOf | None, *, several: b
             contents = np.array([*map(int.from_bytes, values)], np.uint64)
         digest, offset = (np.array(column, np.uint64) for column in (stamps, offsets))
         size = np.array(sizes, np.int64)
-        yield ListedRows(digest, groups, group, size, offset, *coded(bundles), names - {""}, contents, keys)
+        yield ListedRows(digest, groups, group, size, offset, *coded(bundles), names, contents, keys)
 
 
 def _entries(batch: ListedRows, of_group: NDArray[np.int64], seed: int, *, bundled: bool) -> Entries:

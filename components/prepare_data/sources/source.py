@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.examples import Example, Group, readable
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group, readable
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
@@ -186,6 +186,21 @@ def coded(values: Iterable[T]) -> tuple[list[T], NDArray[np.int64]]:
     codes: dict[T, int] = {}
     index = np.array([codes.setdefault(value, len(codes)) for value in values], np.int64)
     return [*codes], index
+
+
+def coded_groups(
+    splits: Iterable[str | None], labels: Sequence[str], *, several: bool
+) -> tuple[list[Group], NDArray[np.int64], set[str]]:
+    """Return the different groups of examples, the index of each example's, and the names of all labels.
+
+    Examples with `several` labels each, of the task multilabel, are in one group of each split; else no name is
+    returned.
+    """
+    names: set[str] = set()
+    if several:
+        names.update(*(label.split(LABEL_SEPARATOR) for label in {*labels}))
+        labels = ("",) * len(labels)
+    return *coded(zip(splits, labels, strict=True)), names - {""}
 
 
 class Source(ABC):

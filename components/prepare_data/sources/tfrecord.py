@@ -20,7 +20,6 @@ from typing import BinaryIO
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import scan
 from slipway.components.prepare_data.examples import (
-    LABEL_SEPARATOR,
     SPLIT_FOLDERS,
     Example,
     Group,
@@ -33,7 +32,15 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source, coded
+from slipway.components.prepare_data.sources.source import (
+    Entry,
+    Ignored,
+    ListedRows,
+    Reader,
+    Source,
+    coded,
+    coded_groups,
+)
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -143,15 +150,11 @@ class TfrecordSource(Source):
         digests = b"".join([_digest(features) for _, features, *_ in records])
         learned = b"".join([self._content(features) for _, features, *_ in records])
         labels, splits, *columns, values = zip(*(entry for _, _, entry, _ in records), strict=True)
-        names: set[str] = set()
-        if self.task == "multilabel":
-            names.update(*(label.split(LABEL_SEPARATOR) for label in {*labels}))
-            labels = ("",) * len(records)
-        groups, group = coded(zip(splits, labels, strict=True))
+        groups, group, names = coded_groups(splits, labels, several=self.task == "multilabel")
         sizes, offsets = (np.array(column, np.int64) for column in columns)
         hashes = np.frombuffer(digests, ">u8")
         contents = np.frombuffer(learned, ">u8")
-        return ListedRows(hashes, groups, group, sizes, offsets, *coded(values), names - {""}, contents)
+        return ListedRows(hashes, groups, group, sizes, offsets, *coded(values), names, contents)
 
     def _content(self, features: Mapping[bytes, bytes]) -> bytes:
         """Return the hash of an example's inputs and label."""
