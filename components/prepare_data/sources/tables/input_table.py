@@ -110,13 +110,10 @@ class InputTable:
         with open_file(self.path, FORMATS[self._ending].read_bytes) as file:
             table = self._open(file)
             header = self._header_reader.read(table)  # other columns than before are an error
-            checks = RowChecks(
-                self.path, self.item, self.task, header, self.schema.kinds, self.schema.inputs,
-                self._settings.has_gaps, self.mistake,
-            )  # fmt: skip
+            checks = RowChecks(self.path, self.item, header, self.schema, self._settings.has_gaps, self.mistake)
             with RowSpool(scratch, layout, part.number) if layout.kinds else nullcontext() as spool:
                 batches = self._not_empty(table.batches(part.section))
-                for batch, rows in TableLister(self.schema, checks).rows(batches, ignored, spool):
+                for batch, rows in TableLister(checks).rows(batches, ignored, spool):
                     yield header, batch, rows
 
     def _not_empty(self, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -21,7 +21,6 @@ from slipway.components.prepare_data.sources.source import Ignored, ListedRows, 
 from slipway.components.prepare_data.sources.tables.header import LABEL
 from slipway.components.prepare_data.sources.tables.inference import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.tables.row_checks import RowChecks
-from slipway.components.prepare_data.sources.tables.schema import Schema
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list, label_cell
 from slipway.core.tables.batch import Batch
 from slipway.core.values import is_missing, stored_name
@@ -39,14 +38,14 @@ class TableLister:
     """Lists the rows of a table.
 
     Args:
-        schema: The kinds of the columns.
-        checks: The checks of rows that may be unusable.
+        checks: The checks of rows that may be unusable, with the schema of the table.
     """
 
-    def __init__(self, schema: Schema, checks: RowChecks) -> None:
+    def __init__(self, checks: RowChecks) -> None:
+        schema = checks.schema
         self._layout = schema.layout
         self._checks = checks
-        self._task, self._header, self._inputs = checks.task, checks.header, checks.inputs
+        self._task, self._header, self._inputs = schema.task, checks.header, schema.inputs
         self._judged = {stored_name(name) for name in schema.judged}
         self._spellings = schema.spellings
         self._positions = {stored_name(name): at for name, at in self._header.additional.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Unusable, re
 from slipway.components.prepare_data.sources.listed_files import file_status, path_key
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.sources.tables.header import Header
+from slipway.components.prepare_data.sources.tables.schema import Schema
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, is_list, label_cell
 from slipway.core.errors import nearest
 from slipway.core.formatted import format_of
-from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Batch, Mistake
 from slipway.core.values import is_missing, stored_name
 
@@ -29,20 +29,16 @@ class RowChecks:
     Attributes:
         path: The file.
         item: What a row is counted by: a line, or a row.
-        task: What is learned.
         header: The columns.
-        kinds: The kinds of the additional columns.
-        inputs: The features that are inputs.
+        schema: The kinds of the columns.
         gaps: Whether inputs that are numbers may be missing, as NaN.
         mistake: Returns the error of the table with a message, `nearest` and `fix`.
     """
 
     path: Path
     item: str
-    task: TaskName
     header: Header
-    kinds: Mapping[str, Kind]
-    inputs: Collection[str]
+    schema: Schema
     gaps: bool
     mistake: Mistake
 
@@ -93,7 +89,7 @@ class RowChecks:
         label = cells["label"]
         if not label.isprintable():
             raise self.mistake(f"{where} has an unprintable label: {label!r}.")
-        if self.task == "classification" and (SEPARATOR in label or is_list(label)):
+        if self.schema.task == "classification" and (SEPARATOR in label or is_list(label)):
             raise self.mistake(f"{where} has several labels: {label!r}.", fix="--set task=multilabel")
         if "split" in cells and cells["split"].lower() not in SPLIT_FOLDERS:
             raise self.mistake(
@@ -111,10 +107,10 @@ class RowChecks:
             UserError: A cell is not of its column's kind.
         """
         name = self.header.names[self.header.columns["label"]]
-        if not label and self.task == "classification":
+        if not label and self.schema.task == "classification":
             raise Unusable(f"its label in the column {name} is missing")
         try:
-            label_cell(self.task, label, name)
+            label_cell(self.schema.task, label, name)
         except NotANumber:
             fix = "--set task=classification, or data.label=COLUMN of a column of numbers"
             if written := format_of([label]):
@@ -125,8 +121,8 @@ class RowChecks:
                 fix=fix,
             ) from None
         for name, index in self.header.additional.items():
-            kind, text = self.kinds[name], row[index]
-            if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
+            kind, text = self.schema.kinds[name], row[index]
+            if kind.name in ("number", "integer") and stored_name(name) in self.schema.inputs and is_missing(text):
                 if not self.gaps or kind != Kind("number"):
                     raise Unusable(f"its number in the column {name} is {text or 'empty'}")
                 continue
