@@ -12,7 +12,7 @@ from slipway.core import integrity, manifest, seen
 from slipway.core.atomic import json_lines, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.paths import REHEARSED_FILE, local_path
-from slipway.core.values import JsonObject, leaves
+from slipway.core.values import JsonObject, dotted
 from slipway.trainer.metrics.history import METRICS_FILE
 
 # Entries of model.json that become the model artifact's metadata.
@@ -152,8 +152,8 @@ def reported(folder: Path) -> Reported:
     if not isinstance(values, dict):
         report.ignored.append(f"the {type(values).__name__}")
         return report
-    for keys, value in leaves(values):
-        name, is_list = ".".join(keys), isinstance(value, list)
+    for name, value in dotted(values):
+        is_list = isinstance(value, list)
         number = (value or [None])[-1] if isinstance(value, list) else value
         if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
             report.metrics[name] = float(number)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
-from slipway.core.values import JsonObject, leaves
+from slipway.core.values import JsonObject, dotted
 from slipway.pipelines.api import starting
 from slipway.pipelines.api.errors import Interrupted, in_python, public
 from slipway.pipelines.api.notebook import Report, display_of, runs_table, show_line, summary_html
@@ -106,8 +106,7 @@ class Run:
         from slipway.core.yaml_loader import load_yaml
 
         file = self._folder.configuration_file
-        values = [*leaves(load_yaml(file.read_text(), str(file))), *leaves(self._record.arguments)]
-        return {".".join(keys): value for keys, value in values}
+        return dict([*dotted(load_yaml(file.read_text(), str(file))), *dotted(self._record.arguments)])
 
     @property
     def verdict(self) -> str | None:

@@ -13,7 +13,7 @@ import yaml
 
 from slipway import extensions
 from slipway.core.errors import UserError, nearest
-from slipway.core.values import JsonObject, by_option, leaves, number
+from slipway.core.values import JsonObject, by_option, dotted, number
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 from slipway.pipelines.selection import captured
@@ -110,9 +110,9 @@ def read(folder: RunFolder, record: RunRecord | None = None) -> Row:
     file = folder.configuration_file
     # Slipway wrote the file, so the C parser reads it, which is 15 times faster than `load_yaml`.
     settings = yaml.load(file.read_bytes(), yaml.CSafeLoader) if file.is_file() else {}
-    flat: JsonObject = {".".join(keys): value for keys, value in leaves(settings) if value != {}}
+    flat: JsonObject = {name: value for name, value in dotted(settings) if value != {}}
     record = record or folder.read()
-    flat |= {".".join(keys): value for keys, value in leaves(record.arguments)}
+    flat |= dict(dotted(record.arguments))
     options = by_option(flat.pop("train.arguments", None) or ())
     flat |= {f"train.arguments.{name}": value for name, value in options.items()}
     flat["hardware"] = record.hardware  # of several in the configuration, the one on which it ran

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from slipway import extensions
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError, internal_error
-from slipway.core.values import JsonObject, by_option, leaves
+from slipway.core.values import JsonObject, by_option, dotted
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs import record as runs
@@ -236,8 +236,8 @@ def _settings(config: RunConfig) -> JsonObject:
 
 def _parameters(values: Mapping[str, object]) -> dict[str, str]:
     return {
-        ".".join(keys): value if isinstance(value, str) and value else json.dumps(value)
-        for keys, value in leaves(values)
+        name: value if isinstance(value, str) and value else json.dumps(value)
+        for name, value in dotted(values)
         if value is not None
     }
 

@@ -94,6 +94,11 @@ def leaves(values: Mapping[str, object], before: tuple[str, ...] = ()) -> Iterat
             yield (*before, name), value
 
 
+def dotted(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the `leaves` of nested mappings with their dotted names, such as "train.epochs"."""
+    return ((".".join(keys), value) for keys, value in leaves(values))
+
+
 def by_option(arguments: Sequence[str]) -> dict[str, str | int | float]:
     """Return a program's arguments by option, numbers as such; true is an option without a value.
 
