@@ -81,9 +81,8 @@ class PredictRoute:
         headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers]
         if status in (429, 503):
             headers.append((b"retry-after", b"1"))
-        if (
-            self.lifecycle.stopping or status == 408
-        ):  # the client's next request goes elsewhere; or the rest of this one
+        # The client sends its next request elsewhere, or the rest of this one.
+        if self.lifecycle.stopping or status == 408:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
