@@ -350,7 +350,10 @@ def test_bodies_of_50_mb_use_no_memory_and_a_killed_server_starts_again_on_its_p
         assert ask(port, "/predict", IMAGE, "image/png")[0] == 200
 
 
+@pytest.mark.usefixtures("real_processes")
 def test_sigterm_ends_a_server_that_is_still_starting(classifier_folder: Path) -> None:
+    """In a new interpreter, which imports for tenths of a second: a fork listens before it can be asked."""
+
     def handles_sigterm(server: Any) -> bool:
         status = Path(f"/proc/{server.pid}/status").read_text()
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
