@@ -167,12 +167,12 @@ class Trainer:
     def _agree(self) -> tuple[bool, bool, int]:
         """Agree with all replicas whether to stop or save and how many steps to run; the chief's clock decides."""
         saver = self.saving.saver
-        mine = [float(self.stop.requested)]
-        mine += [float(self.saving.is_overdue), float(self._count())] if self.cluster.is_chief else [0.0, 0.0]
-        mine += [float(saver.is_writing), float(saver.has_failed)]
-        mine += [self._waited if task is self.cluster.task else 0.0 for task in self.cluster.tasks]
+        values = [float(self.stop.requested)]
+        values += [float(self.saving.is_overdue), float(self._count())] if self.cluster.is_chief else [0.0, 0.0]
+        values += [float(saver.is_writing), float(saver.has_failed)]
+        values += [self._waited if task is self.cluster.task else 0.0 for task in self.cluster.tasks]
         with self._watched(), self.spent.on(spent.REPLICAS):
-            stop, save, count, writing, failed, *waits = self.engine.agree(mine)
+            stop, save, count, writing, failed, *waits = self.engine.agree(values)
         self.waits = dict(zip(map(str, self.cluster.tasks), waits, strict=True))
         self.saving.finish_written(writing=writing > 0, failed=failed > 0)
         return stop > 0, save > 0, round(count)

@@ -50,8 +50,7 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     platform_of(target).compile_to(output, configuration, say)
-    made = f"{output}: {configuration.name} for {target} on {configuration.training_hardware}"
-    console.print(made)
+    console.print(f"{output}: {configuration.name} for {target} on {configuration.training_hardware}")
 
 
 @user_errors

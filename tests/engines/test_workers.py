@@ -30,7 +30,10 @@ STAGES = [{"steps": 300, "trainable": [LAST]}, {"epochs": 8}]
 TWO = "torch_networks:regularized" if ENGINE == "pytorch" else "sample_networks:dropout"
 
 # With variables that are large enough, and an update that does not amplify differences by rounding.
-SHARDED = {"builder": "sample_networks:wide", "precision": "float32", "optimizer": "sgd", "learning_rate": 0.001}
+SHARDED = {
+    "builder": "sample_networks:wide", "precision": "float32", "optimizer": "sgd", "learning_rate": 0.001,
+    "steps": 120, "steps_per_epoch": 30, "checkpoint": {"every_steps": 60, "every_seconds": None},
+}  # fmt: skip
 
 
 def last_line(place: Path) -> dict[str, Any]:
@@ -96,13 +99,7 @@ def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, w
 
 @pytest.mark.engine("jax", "pytorch")
 def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    settings = {
-        "steps": 120,
-        "steps_per_epoch": 30,
-        **SHARDED,
-        "checkpoint": {"every_steps": 60, "every_seconds": None},
-    }
-    sharded = bench.job(**settings, sharding="fsdp", replicas=2)
+    sharded = bench.job(**SHARDED, sharding="fsdp", replicas=2)
     devices = {"SLIPWAY_VIRTUAL_DEVICES": "2"}
     pair = workers.start_two(sharded, tmp_path / "sharded", **BUILDERS, **devices)
     pair[0].wait_for_checkpoint(60)
@@ -114,7 +111,7 @@ def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Pat
     assert [end.status for end in undisturbed] == [0, 0], undisturbed
     assert {end.checksum for end in resumed} == {end.checksum for end in undisturbed}
 
-    whole = bench.job(**settings, replicas=2)
+    whole = bench.job(**SHARDED, replicas=2)
     for worker in workers.start_two(whole, tmp_path / "whole", **BUILDERS, **devices):
         assert worker.wait().status == 0
     np.testing.assert_allclose(losses(tmp_path / "sharded"), losses(tmp_path / "whole"), rtol=1e-3)
@@ -136,13 +133,7 @@ def test_gradients_summed_as_one_vector_are_those_summed_one_by_one(bench: Bench
 
 @pytest.mark.engine("jax")
 def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    settings = {
-        "steps": 120,
-        "steps_per_epoch": 30,
-        **SHARDED,
-        "checkpoint": {"every_steps": 60, "every_seconds": None},
-    }
-    config = bench.job(**settings, sharding="fsdp")
+    config = bench.job(**SHARDED, sharding="fsdp")
     stopped = workers.start(config, tmp_path / "resumed", **BUILDERS, SLIPWAY_VIRTUAL_DEVICES="2")
     stopped.wait_for_checkpoint(60)
     stopped.process.kill()

@@ -238,14 +238,14 @@ def test_without_a_significance_the_p_value_is_only_reported() -> None:
 )
 def test_the_mean_over_seeds_is_significantly_better_too(seeds: tuple[float, ...], decision: str) -> None:
     """Else, one seed of many is promoted by luck."""
-    found = compared(0.001, seeds=seeds, significance=0.05)
+    verdict = compared(0.001, seeds=seeds, significance=0.05)
     values = np.array([0.98, *seeds])
     low, _ = scipy.stats.t.interval(0.95, 3, values.mean(), values.std(ddof=1) * np.sqrt(1 / 4 + 1))
     assert (low > 0.97) == (decision == "promote"), "0.97 is outside of the prediction interval of one more training"
     expected = 2 * scipy.stats.t.sf(abs(values.mean() - 0.97) / (values.std(ddof=1) * np.sqrt(1.25)), 3)
-    told = next(reason for reason in found.reasons if reason.startswith("Over 4 seeds, the accuracy is 0.9"))
+    told = next(reason for reason in verdict.reasons if reason.startswith("Over 4 seeds, the accuracy is 0.9"))
     negation = "" if decision == "promote" else "not "
-    assert (found.decision, found.failed) == (decision, int(decision == "reject"))
+    assert (verdict.decision, verdict.failed) == (decision, int(decision == "reject"))
     assert told.endswith(
         f"difference is {expected:.4g} (t-test, with the champion as one more training): "
         f"it is {negation}significantly better."
@@ -270,9 +270,9 @@ def test_a_mean_over_seeds_that_is_significantly_worse_is_rejected() -> None:
 
 def test_seeds_are_not_compared_on_other_examples_than_the_champion() -> None:
     champion = Opponent("version 3", {"accuracy": 0.97}, ours={"accuracy": 0.98})
-    found = decide(GateSettings(), {"accuracy": 0.98}, champion, NONE_YET, seed_metrics=[0.9, 0.91])
-    assert found.decision == "promote"
-    assert "The mean over the seeds is not compared: the champion is measured on other examples" in found.reasons[-1]
+    verdict = decide(GateSettings(), {"accuracy": 0.98}, champion, NONE_YET, seed_metrics=[0.9, 0.91])
+    assert verdict.decision == "promote"
+    assert "The mean over the seeds is not compared: the champion is measured on other examples" in verdict.reasons[-1]
 
 
 def test_a_significance_needs_predictions_and_a_margin_for_better_models() -> None:

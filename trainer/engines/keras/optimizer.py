@@ -29,12 +29,14 @@ def make(
         clips: Whether the optimizer clips the gradients; otherwise, the engine's step does.
     """
     row = OPTIMIZERS.get(train.optimizer)
-    made = _custom(train) if row is None else (fused or getattr(keras.optimizers, row.keras))(**_options(train, row))
+    optimizer = (
+        _custom(train) if row is None else (fused or getattr(keras.optimizers, row.keras))(**_options(train, row))
+    )
     if clips and train.clip_norm is not None:
-        made.global_clipnorm = train.clip_norm
+        optimizer.global_clipnorm = train.clip_norm
     if train.decay:
-        made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
-    return made
+        optimizer.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
+    return optimizer
 
 
 def _options(train: TrainSettings, row: Optimizer) -> dict[str, Any]:
@@ -53,10 +55,12 @@ def _custom(train: TrainSettings) -> keras.optimizers.Optimizer:
         UserError: The function does not exist, raises, or does not return an optimizer with a plain learning rate.
     """
     setting = "train.optimizer"
-    made = hooks.load(train, setting)(train.learning_rate)
-    if not isinstance(made, keras.optimizers.Optimizer) or isinstance(made, keras.optimizers.LossScaleOptimizer):
-        raise hooks.wrong_result(train, setting, made, "a Keras optimizer")
-    if not isinstance(made._learning_rate, keras.Variable):
+    optimizer = hooks.load(train, setting)(train.learning_rate)
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(
+        optimizer, keras.optimizers.LossScaleOptimizer
+    ):
+        raise hooks.wrong_result(train, setting, optimizer, "a Keras optimizer")
+    if not isinstance(optimizer._learning_rate, keras.Variable):
         raise UserError(
             f"The optimizer of {train.optimizer} has a schedule, but the trainer sets its learning rate at each step.",
             setting=setting,
@@ -64,4 +68,4 @@ def _custom(train: TrainSettings) -> keras.optimizers.Optimizer:
             allowed="an optimizer with the learning rate that the function receives",
             fix="pass learning_rate to the optimizer, and configure train.schedule",
         )
-    return made
+    return optimizer

@@ -73,8 +73,8 @@ def jobs(regions: Regions) -> list[list[str]]:
 
 def bills(workspace: Path) -> list[Any]:
     """The bill of each candidate of the newest run."""
-    found = run.VertexRun(RunFolder((workspace / "runs/latest").resolve())).candidates
-    return [run.vertex_bill(each.training_hardware, each.vertex.region) for each in found if each.vertex]
+    configs = run.VertexRun(RunFolder((workspace / "runs/latest").resolve())).candidates
+    return [run.vertex_bill(config.training_hardware, config.vertex.region) for config in configs if config.vertex]
 
 
 def training_of(region: Region) -> Any:
@@ -500,7 +500,8 @@ def test_candidates_are_tried_in_order_or_the_cheapest_first():
     ]
     assert [each.vertex.bucket for each in found if each.vertex] == ["gs://here", "gs://there"] * 2
     cheapest = candidates(configuration(["l4x4*2", "l4x4"], order="cheapest", **listed))
-    prices = [run.vertex_bill(each.training_hardware, each.vertex.region).per_hour for each in cheapest if each.vertex]
+    bills = [run.vertex_bill(config.training_hardware, config.vertex.region) for config in cheapest if config.vertex]
+    prices = [bill.per_hour for bill in bills]
     assert prices == sorted(prices)
     assert [title_of(each) for each in cheapest][:2] == ["l4x4 in us-central1", "l4x4 in europe-west4"]
     assert configuration(tuple(map(str, config.hardware)), **listed) == config, "a stored configuration is read back"
