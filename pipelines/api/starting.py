@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -107,7 +108,7 @@ def folds(
             setting="--folds",
             value=count,
             allowed="a configuration with data.source",
-            fix="slipway run",
+            fix=f"slipway run -c {shlex.quote(str(path))}",
         )
     return configuration, [{"prepare_data": {"folds": count, "fold": number}} for number in range(count)]
 

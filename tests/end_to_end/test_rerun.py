@@ -194,10 +194,18 @@ def test_each_fold_is_a_run_that_registers_nothing(tmp_path: Path) -> None:
 
 def test_only_data_that_slipway_prepares_are_divided_into_folds(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    (tmp_path / "own.yaml").write_text("name: own\ntrain: {module: own}\n")
-    (tmp_path / "own.py").touch()
+    gate = "evaluate: {gate: {metric: rmse, direction: minimize, maximum: 1}}"
+    (tmp_path / "own.yaml").write_text(f"name: own\ntrain: {{module: own}}\n{gate}\n")
+    (tmp_path / "own.py").write_text(
+        "import os\nfrom pathlib import Path\nfolder = Path(os.environ['AIP_MODEL_DIR'])\n"
+        "folder.mkdir(parents=True, exist_ok=True)\n(folder / 'weights.txt').write_text('1')\n"
+        "(folder / 'metrics.json').write_text('{\"rmse\": 0.5}')\n"
+    )
     refused = workspace.call("run", "-c", "own.yaml", "--folds", "2")
     assert (refused.returncode, "can be divided into folds" in refused.stderr) == (2, True), refused.stderr
+    [fix] = re.findall(r"fix: +slipway (.+)", refused.stderr)
+    assert workspace.slipway(*shlex.split(fix)).returncode == 0
+    assert workspace.record()["name"] == "own"
 
 
 def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path: Path) -> None:
