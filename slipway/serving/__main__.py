@@ -65,7 +65,8 @@ def model_source(uri: str, module: str | None) -> Iterator[Callable[[], Served]]
             )
         yield lambda: Served(str(folder), folder, module)
         return
-    with tempfile.TemporaryDirectory(prefix="slipway-model-") as temporary:
+    # At the end a download may still be writing there.
+    with tempfile.TemporaryDirectory(prefix="slipway-model-", ignore_cleanup_errors=True) as temporary:
 
         @functools.cache
         def downloaded() -> Served:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,7 +95,7 @@ class Reloader:
         while True:
             delay, name = self._settings.watch, "the model"
             try:
-                served = await asyncio.to_thread(self._source)
+                served = await _in_daemon(self._source)
                 name = served.name
                 identity = await asyncio.to_thread(_identity, served)
                 if identity != self._identity:
@@ -130,3 +132,21 @@ def _identity(served: Served) -> tuple[object, ...]:
     if not files:
         raise NotServable(f"{served.folder} is empty")
     return served.folder, served.module, *files
+
+
+async def _in_daemon(source: Callable[[], Served]) -> Served:
+    """Return what `source` returns. It may download, so the end of the server does not wait for it.
+
+    asyncio waits for its own threads when the loop is closed.
+    """
+    future: Future[Served] = Future()
+
+    def call() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(source())
+            except BaseException as error:
+                future.set_exception(error)
+
+    threading.Thread(target=call, name="source", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.serving import storage
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.serving.client import health, process, until
 
 BUCKET = "slipway-test-models"
 FILES = {"saved_model.pb": b"graph", "variables/variables.data": b"\0" * 3_000_000, "assets/words.txt": b""}
@@ -92,3 +95,15 @@ def test_a_server_without_its_model_ends_with_the_reason(bucket: FakeGoogle) -> 
     error = json.loads(done.stderr.splitlines()[-1])
     assert (error["severity"], error["setting"]) == ("ERROR", "AIP_STORAGE_URI")
     assert error["message"].endswith("runs/7/model cannot be downloaded: no files are there.")
+
+
+def test_sigterm_ends_a_server_whose_download_is_stalled(bucket: FakeGoogle) -> None:
+    """A request of Cloud Storage waits for a minute, and is repeated for two: longer than a container may take to end."""
+    with socket.create_server(("127.0.0.1", 0)) as stalled:
+        silent = {**variables(bucket), "API_ENDPOINT_OVERRIDE": f"http://127.0.0.1:{stalled.getsockname()[1]}"}
+        with process(f"gs://{BUCKET}/runs/1/model", **silent) as (server, port):
+            stalled.settimeout(60)
+            with stalled.accept()[0]:  # the request is under way
+                until(lambda: health(port) == 503, 60)
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(30) == 0
