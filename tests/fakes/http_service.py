@@ -93,8 +93,10 @@ class HttpService:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # One packet per answer: the client would delay its acknowledgement of a first one by 40 ms.
+            # An answer is one packet, sent at once: the client delays its acknowledgement of an answer's first packet,
+            # or of the tickets of a new TLS session, by 40 ms.
             wbufsize = -1
+            disable_nagle_algorithm = True
 
             def __getattr__(self, name: str) -> Any:
                 if name.startswith("do_"):
@@ -108,14 +110,21 @@ class HttpService:
         server.daemon_threads = True
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self._server = server
+        self._thread = threading.Thread(target=self._accept, args=(server,), daemon=True)
+        self._thread.start()
         return int(server.server_address[1])
 
+    def _accept(self, server: ThreadingHTTPServer) -> None:
+        while self._server is server:
+            server.handle_request()
+
     def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        if (server := self._server) is not None:
+            self._server = None
+            server.socket.shutdown(socket.SHUT_RDWR)  # what waits for a connection ends at once
+            self._thread.join()
+            server.server_close()
 
     def disconnect(self) -> None:
         """Break all connections, as when the server is killed."""
