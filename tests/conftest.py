@@ -62,9 +62,10 @@ hypothesis.settings.load_profile("slipway")  # make test-long: --hypothesis-prof
 
 # Tests that use TensorFlow or a notebook's kernel, or talk to the fakes' servers, are slow: they have one of these
 # fixtures, or are in one of these folders. Any other test that needs more than half a second of a core has the marker.
-# `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those.
+# `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those. WAITING files start early.
 SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow", "kernel"}
 SLOW_FOLDERS = {"browser", "end_to_end", "engines", "installed"}
+WAITING = {"test_rendezvous.py", "test_launch.py", "test_local_cluster.py", "test_restarts.py", "test_connections.py"}
 TESTS = Path(__file__).parent
 
 
@@ -113,6 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif SLOW_FIXTURES & fixtures:
             item.add_marker("slow")
             weights[item.path] += 10 if "workers" in fixtures else 1
+        elif item.path.name in WAITING:
+            weights[item.path] += 1
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -weights[item.path])
 

@@ -1,4 +1,7 @@
-"""Google's client libraries, without the work that they repeat for each client: that is most of what a client costs."""
+"""Google's client libraries, without the work that they repeat for each client: that is most of what a client costs.
+
+Slipway asks the services for the state of what they do every five seconds, times the pace of a test: here, every one.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,26 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+POLLING = (
+    "slipway.components.build_image.cloud_build",
+    "slipway.components.cloud.operations",
+    "slipway.components.deploy.service",
+    "slipway.components.prepare_data.beam.dataflow",
+    "slipway.components.train.tpu.service",
+)
+
 _lock = threading.RLock()
 _methods: dict[tuple[str, str, str], Any] = {}
 _load_key = functools.cache(serialization.load_pem_private_key)  # which checks a key whenever it is loaded
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Let clients share keys, the documents that describe APIs, and the methods made of these."""
+    """Let clients share keys, the documents that describe APIs, and the methods made of these; poll more often."""
     from google.auth import credentials
     from googleapiclient import discovery, discovery_cache
+
+    for module in POLLING:
+        patch.setattr(f"{module}.POLL_SECONDS", 1.0)
 
     # Credentials ask Google's public address where they may be used, on a thread of their own: tests stay on loopback.
     asks = credentials.CredentialsWithRegionalAccessBoundary

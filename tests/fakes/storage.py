@@ -52,6 +52,11 @@ CONDITIONS = {
 HOP_BY_HOP = {"connection", "content-length", "date", "server", "transfer-encoding"}
 
 
+class _Handler(RequestHandler):  # type: ignore[misc]
+    wbufsize = -1  # in one packet: see http_service
+    disable_nagle_algorithm = True
+
+
 class FakeStorage:
     """The buckets, and the emulator behind them, which starts with the first object."""
 
@@ -366,7 +371,7 @@ class FakeStorage:
         with self._lock:
             if self._emulator is None:
                 # One thread: the emulator's own state has no lock.
-                self._emulator = HTTPServer(("127.0.0.1", 0), functools.partial(RequestHandler, self._objects))
+                self._emulator = HTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self._objects))
                 threading.Thread(
                     target=self._emulator.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
                 ).start()

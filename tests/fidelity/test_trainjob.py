@@ -225,7 +225,7 @@ def test_the_first_failed_pod_fails_a_trainjob_without_a_backoff_limit(admin: Cl
     condition = admin.condition("Failed")
     assert condition["reason"] == "FailedJobs"
     assert condition["message"] == "jobset failed due to one or more job failures (first failed job: job-node-0)"
-    (pod,) = admin.pods()
+    (pod,) = admin.wait_for_phase("Failed", 1)  # the other one is being ended
     (container,) = pod.status.container_statuses
     assert (container.state.terminated.exit_code, container.state.terminated.reason) == (3, "Error")
     assert pod.metadata.annotations["batch.kubernetes.io/job-completion-index"] == "1"

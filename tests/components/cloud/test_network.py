@@ -140,7 +140,10 @@ def test_a_certificate_of_another_authority_is_named_with_the_setting() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [over_rest, over_grpc])
-def test_an_address_that_does_not_respond_is_given_up_after_seconds(call: Callable[[str], NetworkError]) -> None:
+def test_an_address_that_does_not_respond_is_given_up_after_seconds(
+    call: Callable[[str], NetworkError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "CONNECT_SECONDS", 0.5)
     started = time.monotonic()
     with silent_address() as address:
         assert call(address).message == f"Cannot reach {address}: it does not respond."
