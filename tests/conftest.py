@@ -62,7 +62,8 @@ hypothesis.settings.load_profile("slipway")  # make test-long: --hypothesis-prof
 
 # Tests that use TensorFlow or a notebook's kernel, or talk to the fakes' servers, are slow: they have one of these
 # fixtures, or are in one of these folders. Any other test that needs more than half a second of a core has the marker.
-# `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those. WAITING files start early.
+# `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those. Files that
+# wait more than they compute, WAITING, begin early.
 SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow", "kernel"}
 SLOW_FOLDERS = {"browser", "end_to_end", "engines", "installed"}
 WAITING = {"test_rendezvous.py", "test_launch.py", "test_local_cluster.py", "test_restarts.py", "test_connections.py"}
@@ -186,6 +187,14 @@ def _read_once(loader: Any, read: Callable[[Any], Any], values: dict[Any, Any]) 
 def forked_programs() -> Iterator[None]:
     """Start Slipway's programs as forks of a process that has imported their libraries."""
     with forks.installed():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give Slipway a cache of its own for the tests of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -200,13 +200,14 @@ def _subreaper() -> Iterator[None]:
 def main() -> None:
     """Import the programs and their libraries, then fork for each request; the fork becomes the program."""
     from slipway.pipelines.cli.app import COMMANDS
+    from slipway.pipelines.doctor import imported
 
     channel = socket.socket(fileno=int(sys.argv[1]))
     rows = (*COMMANDS, *(row for extension in extensions.installed() for row in extension.commands))
     commands = {row.source.partition(":")[0] for row in rows if row.source}
     import_all((*forkserver.PROGRAMS, *forkserver.LATER, *sorted(commands), f"{SERVER}.app"))
     import_for_training(sys.argv[2])
-    for program in PROGRAMS:
+    for program in (*PROGRAMS, imported.PROGRAM):
         forking.announce(program)
     forking.can_run = _can_run
     gc.collect()

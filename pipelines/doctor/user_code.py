@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.doctor import imported
 from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.programs.outputs import imported_packages, literal_metrics, missing_outputs, occurring
 from slipway.pipelines.programs.source import SourceFile, read_program
@@ -21,7 +20,6 @@ from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.installed import extras
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
-SECONDS, SILENT_SECONDS = 120.0, 4.0
 REPORT = "slipway.training.report"
 TENSORBOARD = re.compile(r"keras\.callbacks\.TensorBoard$|^(tf|tensorflow)\.summary\.|^torch\.utils\.tensorboard\b")
 # An option that may name the folder for the model.
@@ -59,7 +57,7 @@ def imports(context: Context) -> str:
     if program:
         _check_tensorboard(program, context.folder, is_here=is_here)
     if named and is_here:
-        _import(named, config.train.engine, context.folder)
+        imported.check(named, config.train.engine, context.folder)
     return ", ".join([*named.values(), *([program] if program else [])])
 
 
@@ -173,43 +171,6 @@ def _imported_at_start(file: SourceFile) -> Iterator[tuple[ast.Import | ast.Impo
             yield from ((node, alias.name.partition(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node, node.module.partition(".")[0]
-
-
-def _import(references: dict[str, str], engine: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "slipway.trainer.engines.user_modules", engine, json.dumps(references)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=SILENT_SECONDS)
-        except subprocess.TimeoutExpired:
-            print(f"importing {', '.join(references.values())}", file=sys.stderr, flush=True)
-            try:
-                output, errors = process.communicate(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise CheckWarning(
-                    f"importing {', '.join(references.values())} takes more than {SECONDS:.0f} s",
-                    "move what takes long into the function",
-                ) from None
-    try:
-        problem = json.loads(output.rstrip().rpartition("\n")[2])
-    except ValueError:
-        last = (errors.strip() or "no message").rpartition("\n")[2]
-        raise UserError(
-            f"Importing {', '.join(references.values())} ended its process with status {process.returncode}: {last}",
-            fix="fix what the module does when it is imported",
-        ) from None
-    if problem is not None:
-        raise UserError.from_dict(problem)
 
 
 def _check_reports(context: Context, metric: str, files: list[SourceFile], program: str) -> None:

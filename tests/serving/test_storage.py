@@ -98,7 +98,7 @@ def test_a_server_without_its_model_ends_with_the_reason(bucket: FakeGoogle) -> 
 
 
 def test_sigterm_ends_a_server_whose_download_is_stalled(bucket: FakeGoogle) -> None:
-    """A request of Cloud Storage waits for a minute, and is repeated for two: longer than a container may take to end."""
+    """A request of Cloud Storage waits for a minute, and is repeated for two: longer than a container has to end."""
     with socket.create_server(("127.0.0.1", 0)) as stalled:
         silent = {**variables(bucket), "API_ENDPOINT_OVERRIDE": f"http://127.0.0.1:{stalled.getsockname()[1]}"}
         with process(f"gs://{BUCKET}/runs/1/model", **silent) as (server, port):

@@ -1,11 +1,13 @@
-"""Import the user's modules in a process of its own: `python -m slipway.trainer.engines.user_modules ENGINE JSON`.
+"""Import the user's modules in a process of its own: `python -m slipway.trainer.engines.user_modules ENGINE JSON DIR`.
 
-The last line of its output is the first problem as JSON, or null. The second argument maps settings to module:function.
+The second argument maps settings to module:function, the third is the project. The last line of its output is JSON: the
+first problem, or null, and the SHA-256 of each file that was imported from the project, by its path there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -37,18 +39,31 @@ def _own_line(error: BaseException | None) -> str | None:
     else:
         stack = traceback.extract_tb(error.__traceback__) if error else []
         frames = [(frame.filename, frame.lineno, frame.line) for frame in stack]
-    here = Path.cwd()
     for name, number, text in reversed(frames):
         path = Path(name)
-        if path.is_relative_to(here) and "site-packages" not in path.parts and not path.is_relative_to(_SLIPWAY):
-            return f"{path.relative_to(here)}:{number}: {(text or '').strip()}"
+        if _is_own(path):
+            return f"{path.relative_to(Path.cwd())}:{number}: {(text or '').strip()}"
     return None
+
+
+def digests() -> dict[str, str]:
+    """Return the SHA-256 of each file in the working folder that was imported, by its path."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    own = (Path(file) for file in files if file and _is_own(Path(file)))
+    return {str(file.relative_to(Path.cwd())): hashlib.sha256(file.read_bytes()).hexdigest() for file in own}
+
+
+def _is_own(file: Path) -> bool:
+    inside = file.is_relative_to(Path.cwd()) and not file.is_relative_to(_SLIPWAY)
+    return inside and "site-packages" not in file.parts and file.is_file()
 
 
 _SLIPWAY = Path(__file__).resolve().parents[1]
 
 
 if __name__ == "__main__":
+    os.chdir(sys.argv[3])
+    sys.path.insert(0, str(Path.cwd()))
     os.environ["KERAS_BACKEND"] = ENGINES[sys.argv[1]].keras_backend
     asked = json.loads(sys.argv[2])
     files = [Path(*name.partition(":")[0].split(".")).with_suffix(".py") for name in asked.values()]
@@ -56,5 +71,7 @@ if __name__ == "__main__":
         with contextlib.suppress(ImportError):  # the module's own import then says what is missing
             import_tensorflow(sys.argv[1])  # as training does: in half the time of the module's own import
     problem = first_problem(asked)
-    print(f"\n{json.dumps(problem.as_dict() if problem else None)}", flush=True)
+    outcome = {"problem": problem.as_dict() if problem else None, "digests": digests()}
+    sys.stderr.flush()
+    print(f"\n{json.dumps(outcome)}", flush=True)
     os._exit(0)  # not waiting for threads that a module has started

@@ -12,7 +12,7 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.doctor import user_code
+from slipway.pipelines.doctor import imported, user_code
 from slipway.pipelines.platforms.base import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.tuning.search import settings_of
@@ -39,7 +39,7 @@ def network(folder: Path, source: str, target: Any = "local") -> Context:
         ("x = 1\nbuild = kers.Input\n", "local", r"NameError.*\(nets.py:2: build = kers.Input\)"),
         ("import json\ndef f(): json.loads('')\nf()\n", "local", r"JSONDecodeError.*\(nets.py:2: "),
         ("globals()['biuld'] = print\n", "local", "nets has no function 'build'"),
-        ("import os\nprint('bye')\nos.abort()\n", "local", "ended its process with status -6"),
+        ("import os\nprint('bye')\nos.abort()\n", "local", "ended its process with status 134"),
     ],
 )
 def test_a_module_that_does_not_import_is_refused_with_its_own_line(
@@ -56,8 +56,44 @@ def test_modules_that_import_pass_and_their_output_does_not_matter(tmp_path: Pat
     assert user_code.imports(missing) == "nets:build"  # the image may have what this machine has not
 
 
+def test_what_imported_is_imported_again_when_something_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = imported.Child
+
+    def child(name: str, *arguments: Any, **options: Any) -> Any:
+        started.append(name)
+        return start(name, *arguments, **options)
+
+    monkeypatch.setattr(imported, "Child", child)
+    (tmp_path / "layers.py").write_text("size = 1\n")
+    subject = network(tmp_path, "import json\nimport layers\ndef build(a, b): ...\n")
+
+    def starts() -> int:
+        started.clear()
+        assert user_code.imports(subject) == "nets:build"
+        return len(started)
+
+    assert [starts(), starts()] == [1, 0]
+    (tmp_path / "other.txt").write_text("not a module\n")
+    assert starts() == 0
+    (tmp_path / "layers.py").write_text("size = 2\n")
+    assert [starts(), starts()] == [1, 0]
+    (tmp_path / "json.py").write_text("")  # in place of the module that was imported
+    assert [starts(), starts()] == [1, 0]
+    for _ in range(2):  # a mistake is not remembered
+        (tmp_path / "layers.py").write_text("size = unknown\n")
+        with pytest.raises(UserError, match=r"NameError.*\(layers.py:1: size = unknown\)"):
+            starts()
+        assert started
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    (tmp_path / "layers.py").write_text("size = 2\n")
+    assert [starts(), starts()] == [1, 1]
+
+
 def test_without_a_module_of_the_project_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_code.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(imported, "Child", lambda *_, **__: pytest.fail("a process was started"))
     sections = {"data": {"source": "digits"}, "train": {"epochs": 1}}
     builder = "slipway.trainer.models.digits:build"
     with pytest.raises(NotApplicableError):
