@@ -75,7 +75,7 @@ def trained(package: Path, folder: Path, name: str) -> dict[str, Any]:
     return {key: metadata[key] for key in ("data_fingerprint", "weights_checksum", "metrics")}
 
 
-@pytest.mark.parametrize("name", ["digits", "photographs"])
+@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.long), "photographs"])
 def test_the_core_alone_trains_the_same_model(core: Path, work: Path, name: str) -> None:
     whole = trained(ROOT, work, name)
     shutil.rmtree(work / "datasets")
@@ -113,6 +113,7 @@ def test_the_core_alone_checks_predicts_and_explains_what_it_has_not(core: Path,
     assert "no extension is installed that reads gs:// buckets" in refused.stderr
 
 
+@pytest.mark.long
 def test_the_tests_of_the_core_are_collected(core: Path) -> None:
     """Those that need an extension are not, which tests/absent.py finds out."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "--assert=plain", "tests"]
