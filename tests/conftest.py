@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import psutil
 import pytest
 import typer.testing
 import yaml
@@ -68,11 +69,12 @@ SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google",
 SLOW_FOLDERS = {"browser", "end_to_end", "engines", "installed"}
 WAITING = {"test_rendezvous.py", "test_launch.py", "test_local_cluster.py", "test_restarts.py", "test_connections.py"}
 TESTS = Path(__file__).parent
+PROCESS_BYTES = 2 << 30  # of the process of some tests, and of those that it starts
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one process more than there are cores: many tests wait for servers and processes."""
-    return available_cores() + 1
+    """Return two processes more than there are cores, if memory allows: many tests wait for servers and processes."""
+    return max(1, min(available_cores() + 2, psutil.virtual_memory().total // PROCESS_BYTES))
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
