@@ -34,8 +34,8 @@ from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.features import Features, Inputs, Labels, as_image, blank, each
 from slipway.trainer.data.images import decode_jpeg, decodes_jpeg, traced
 
-# Maximum examples and decoded bytes of a group: small enough to stay in the CPU's caches and to reuse the previous
-# group's memory.
+# Maximum examples of a group, and bytes, encoded or decoded: small enough to stay in the CPU's caches, to reuse the
+# previous group's memory, and for the few files of a first step to be decoded by all threads.
 _GROUP_EXAMPLES = 128
 _GROUP_BYTES = 8 * 1024**2
 # Alignment that TensorFlow requires to use an array without a copy.
@@ -51,7 +51,9 @@ _TENSORFLOW_SECONDS = 0.1
 
 def group_of(manifest: Manifest, batch: int | None = None) -> int:
     """Return the group size: the number of examples parsed and decoded together, at most `batch`."""
-    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // manifest.decoded_bytes))
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    encoded_bytes = sum(shard.bytes for shard in shards) // max(1, sum(shard.examples for shard in shards))
+    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // max(manifest.decoded_bytes, encoded_bytes)))
     return most if batch is None else min(batch, most)
 
 

@@ -123,6 +123,34 @@ def test_what_tensorflow_refuses_or_decodes_differently_is_left_to_it() -> None:
             by_tensorflow(broken[name], (24, 24, 3))
 
 
+@pytest.mark.parametrize("mode", ["stretch", "crop"])
+def test_large_photographs_are_decoded_to_a_part_of_their_size_that_shows_no_difference(mode: Any) -> None:
+    """Scikit-learn's photographs, enlarged; the exported model resizes all pixels."""
+    from sklearn.datasets import load_sample_images
+
+    from slipway.trainer.data import images
+
+    pytest.importorskip("cykooz_resizer")
+    for photograph in load_sample_images().images:
+        file = io.BytesIO()
+        Image.fromarray(photograph).resize((1503, 1001), Image.Resampling.LANCZOS).save(file, "JPEG", quality=92)
+        whole, found = np.empty((96, 128, 3), np.uint8), np.empty((96, 128, 3), np.uint8)
+        images._resize_by_simd(simplejpeg.decode_jpeg(file.getvalue(), "RGB", fastdct=True), whole, mode)
+        assert images.decode_jpeg(file.getvalue(), found, mode)
+        difference = abs(whole.astype(int) - found)
+        assert 0 < difference.mean() < 1
+        assert difference.max() <= 16
+        assert not images.decode_jpeg(file.getvalue()[:-600], found, mode), "a cut file is damaged at any size"
+
+
+def test_at_least_twice_the_size_is_decoded() -> None:
+    from slipway.trainer.data.images import _scale
+
+    sizes = [(223, 9000), (447, 448), (448, 448), (896, 2000), (1792, 1792), (30_000, 30_000)]
+    assert [_scale(size, (224, 224)) for size in sizes] == [1, 1, 1, 2, 4, 8]
+    assert _scale((448, 896), (224, 448)) == 1
+
+
 def test_a_thumbnail_before_the_frame_is_no_frame() -> None:
     """A comment that contains a lossless frame's marker, as a thumbnail in the application data may."""
     from slipway.trainer.data.images import decode_jpeg
