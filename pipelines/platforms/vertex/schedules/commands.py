@@ -47,6 +47,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
 @interrupted(CHANGED)
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create, update or replace the schedules on Vertex AI to match the files."""
+    say("compiling what the schedules run")
     print_results(_schedules().apply(sys.stderr, say, name), as_json=as_json)
 
 
