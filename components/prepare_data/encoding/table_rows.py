@@ -34,9 +34,9 @@ PART_SHIFT = 40
 PART_MASK = (1 << PART_SHIFT) - 1
 # Features whose positions are held, so that equal ones are written once.
 MAX_HELD = 1 << 16
-# A spool file that may be in memory as a whole, and rows that are read at once: for each, the kernel maps 64 KB.
+# A spool file that may be in memory as a whole, and rows that are read at once.
 MAX_MAPPED = 64 << 20
-ROWS_TAKEN = 1024
+ROWS_TAKEN = 4096
 # Of a record: the framing and the key, and the tags and lengths of an entry.
 RECORD_BYTES, ENTRY_BYTES = 64, 8
 # A part of many records: the same bytes in each, an array with an element for each, or texts of different lengths.
@@ -143,17 +143,25 @@ class RowFile:
         self._features = [_mapped(features_beside(path)) for path in paths]
         self._is_large = sum(map(len, self._maps)) > MAX_MAPPED
 
-    def rows(self, numbers: NDArray[np.int64]) -> Rows:
-        """Return the rows with these numbers."""
+    def entries(self, numbers: NDArray[np.int64]) -> NDArray[np.void]:
+        """Return the entries of the rows with these numbers, such as all of a shard: they may be anywhere in the files.
+
+        The files are read in order: the kernel maps 64 KB at once, which may have many of the rows.
+        """
         entries = np.empty(len(numbers), self._layout.row)
-        parts, index = numbers >> PART_SHIFT, numbers & PART_MASK
+        order = np.argsort(numbers)
+        parts = numbers[order] >> PART_SHIFT
         for part in np.unique(parts).tolist():
-            of_part = np.flatnonzero(parts == part)
+            of_part = order[parts == part]
             for start in range(0, len(of_part), ROWS_TAKEN):
                 taken = of_part[start : start + ROWS_TAKEN]
-                entries[taken] = self._rows[part][index[taken]]
-                if self._is_large:  # the rows are anywhere in it: in the end, all of it would be in memory
+                entries[taken] = self._rows[part][numbers[taken] & PART_MASK]
+                if self._is_large:  # in the end, all of the file would be in memory
                     self._maps[part].madvise(mmap.MADV_DONTNEED)
+        return entries
+
+    def rows(self, entries: NDArray[np.void]) -> Rows:
+        """Return the rows of some entries."""
         coded = {name: self._coded(entries["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
         return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(entries["numbers"].T), strict=True)), coded)
 

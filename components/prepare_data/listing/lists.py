@@ -107,28 +107,23 @@ def _positions(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def read_list(path: Path) -> Iterator[Example]:
     """Yield a shard's examples in the order in which they are written."""
-    return _sorted(path).examples()
+    return read_all(path).examples()
 
 
 def read_contents(path: Path) -> dict[bytes, bytes]:
     """Return what examples with equal inputs and labels have in common, by key; the key where that is not known."""
-    entries = _sorted(path)
+    entries = read_all(path)
     return dict(zip(entries.key_list(), entries.contents(), strict=True))
 
 
-def read_batches(path: Path, beside: int) -> Iterator[Entries]:
-    """Yield the entries in the list of a shard, those of records of about `BATCH_BYTES` at a time.
-
-    Args:
-        path: The list.
-        beside: The size of a record beside its Features.
-    """
-    entries = _sorted(path)
+def batches(entries: Entries, beside: int) -> Iterator[slice]:
+    """Yield parts of a shard's list, of records of about `BATCH_BYTES`: the Features, and `beside` for each."""
     count = int(BATCH_BYTES / (beside + entries.rows["size"].mean())) + 1
     for start in range(0, len(entries), count):
-        yield entries[start : start + count]
+        yield slice(start, min(start + count, len(entries)))
 
 
-def _sorted(path: Path) -> Entries:
+def read_all(path: Path) -> Entries:
+    """Return the list of a shard, sorted."""
     entries = joined([*read_blocks(path)])
     return entries.take(entries.sort(SORTED_BY[1:]))

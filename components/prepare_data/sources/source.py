@@ -147,8 +147,12 @@ class RowReader(Reader, ABC):
         """Return the features of the row at this offset."""
 
     @abstractmethod
-    def rows(self, offsets: NDArray[np.int64]) -> Rows:
-        """Return the rows at these offsets."""
+    def entries(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
+        """Return the stored entries of the rows at these offsets, such as all of a shard."""
+
+    @abstractmethod
+    def rows(self, entries: NDArray[np.void]) -> Rows:
+        """Return the rows of some entries."""
 
 
 class ListedRows(NamedTuple):

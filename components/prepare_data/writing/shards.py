@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-import itertools
 import os
 import time
 from array import array
@@ -24,7 +23,7 @@ from slipway.components.prepare_data.encoding.messages import bytes_feature, int
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.stored import is_changed, store, stored_info
 from slipway.components.prepare_data.examples import Damaged, Example, Unusable
-from slipway.components.prepare_data.listing.lists import read_batches, read_contents, read_list
+from slipway.components.prepare_data.listing.lists import batches, read_all, read_contents, read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
@@ -280,9 +279,12 @@ class ShardWriter:
         """Read, validate, count and encode a table's rows, many at a time."""
         from slipway.components.prepare_data.encoding.table_rows import records
 
-        for part in read_batches(task.examples, reader.layout.entry_bytes):
+        shard = read_all(task.examples)
+        entries = reader.entries(shard.rows["offset"].astype("i8"))
+        for chosen in batches(shard, reader.layout.entry_bytes):
+            part = shard[chosen]
             listed, keys = part.rows, part.key_list()
-            rows = reader.rows(listed["offset"].astype("i8"))
+            rows = reader.rows(entries[chosen])
             if self._labels:
                 rows.coded[LABEL] = rows.coded[LABEL].changed(self._indicators)
             try:
@@ -357,13 +359,15 @@ def _stored(image: bytes, inspector: Inspector) -> tuple[bytes, ImageInfo]:
 
 def _write_blocks(blocks: Iterable[Block], path: Path, hashed: Hashed) -> tuple[int, str, str]:
     """Write blocks of records as `_write_records` does."""
+    import numpy as np  # as what reads tables does
+
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for hashes, lengths, data in blocks:
             file.write(data)
             digest.update(data)
             hashed[0].extend(hashes)
-            hashed[1].extend(itertools.islice(itertools.accumulate(lengths, initial=size), len(lengths)))
+            hashed[1].frombytes((size + np.cumsum(lengths) - lengths).astype(np.uint64).tobytes())
             size += len(data)
     return size, digest.hexdigest(), digest.hexdigest()
 

@@ -229,5 +229,8 @@ class TableReader(RowReader):
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
         return self._rows.features(offset)
 
-    def rows(self, offsets: NDArray[np.int64]) -> Rows:
-        return self._rows.rows(offsets)
+    def entries(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
+        return self._rows.entries(offsets)
+
+    def rows(self, entries: NDArray[np.void]) -> Rows:
+        return self._rows.rows(entries)
