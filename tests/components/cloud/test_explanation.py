@@ -205,6 +205,33 @@ def test_a_search_that_was_cancelled_elsewhere_is_named_as_that(monkeypatch):
     assert job.stopped[0].endswith("not by Slipway: in the console, or by gcloud.")
 
 
+def test_a_trial_is_explained_by_its_own_lines(monkeypatch):
+    """The log of a search has those of all trials."""
+    trials = [vertex.Trial(id="1", state="SUCCEEDED"), vertex.Trial(id="2", state="INFEASIBLE", custom_job=JOB)]
+    search = vertex.HyperparameterTuningJob(name="searches/3", trials=trials)
+    job = vertex.CustomJob(name=JOB, error=status_pb2.Status(message="it failed"))
+    jobs = SimpleNamespace(get_hyperparameter_tuning_job=lambda name: search, get_custom_job=lambda name: job)
+    now = datetime.now(UTC)
+    lines = [LogLine(now, "3", "workerpool0-0", "INFO", f"of trial {trial}", trial) for trial in "12"]
+    reader = SimpleNamespace(read=lambda _jobs: lines)
+    connection: Any = SimpleNamespace(jobs=jobs)
+    failed = explanation._failed_trial(connection, reader, "searches/3", "run-1", FACTS)  # type: ignore[arg-type]
+    assert failed is not None
+    assert [line.text for line in failed.lines] == ["of trial 2"]
+    assert (failed.message, failed.trial) == ("it failed", "2")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [("", "The pipeline failed outside its steps."), ("The DAG was refused.", "The DAG was refused.")],
+)
+def test_a_pipeline_that_fails_outside_of_its_steps_is_explained_by_its_error(said: str, message: str):
+    pipeline = vertex.PipelineJob(error=status_pb2.Status(message=said))
+    connection: Any = SimpleNamespace()
+    found = explanation.explain(connection, pipeline, "run-1", FACTS, lambda name: name)
+    assert (found.step, found.message, found.fix) == (None, message, "slipway logs run-1")
+
+
 def test_a_replica_is_not_taken_for_one_whose_name_begins_like_its(monkeypatch):
     logs = {"workerpool1-1": ["waiting"], "workerpool1-10": ended(CUDA)}
     found = explained(monkeypatch, exited(replica="workerpool1-1"), logs)

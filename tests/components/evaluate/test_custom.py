@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,8 @@ def test_champion_and_challenger_are_measured_by_the_same_function_on_the_same_d
     assert "The RMSE that score_both:evaluate returned, 0.2500, is within the maximum" in html
     assert 'aria-label="rmse by step' in html
     assert 'aria-label="m&quot;$x$ by step' in html
-    assert "data:image/svg+xml;base64," in html
+    (plot,) = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", html)
+    assert b"</svg>" in base64.b64decode(plot)
     assert 'srcdoc="&lt;p class=&#39;x&#39;&gt;interactive &amp;amp; own'.replace("&amp;amp;", "&amp;") in html
     assert "&lt;Bonn&gt;" in html
     assert "<small>better</small>" in html

@@ -107,6 +107,10 @@ def test_tables_escape_what_users_wrote() -> None:
     assert "<script>" not in shown
     assert "&lt;script&gt;x&lt;/script&gt;" in shown
     assert "r-1" in runs_table([failed])
+    judged = record()
+    verdict = {"decision": "reject", "reasons": ["It is below 0.9.", "It is <worse>."]}
+    judged.steps.append(StepRecord(name="evaluate", status="succeeded", outputs={"verdict": verdict}))
+    assert "reject. It is below 0.9. It is &lt;worse&gt;." in summary_html(judged, [])
 
 
 def test_the_curve_shows_the_validation_loss_and_else_the_training_loss() -> None:

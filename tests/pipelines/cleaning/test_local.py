@@ -68,6 +68,9 @@ def test_without_apply_nothing_is_deleted_and_the_sizes_are_said() -> None:
     assert " kB: add --apply" in result.output
     assert (data / "shard").is_file()
     assert Path("runs/old/weights").is_file()
+    result = CliRunner().invoke(app, ["runs", "clean", "--apply"])
+    deleted = [line.split()[-1] for line in result.stdout.splitlines()]
+    assert deleted == ["runs/old", "datasets/digits/old"], "each is said as soon as it is deleted"
 
 
 @pytest.mark.usefixtures("here")

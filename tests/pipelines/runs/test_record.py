@@ -294,3 +294,10 @@ def test_results_are_stored_once_and_are_beside_the_steps_for_other_programs(tmp
     printed = read.as_dict()
     assert {name: printed[name] for name in ("metrics", "verdict", "model")} == evaluated | registered
     assert record(folder).as_dict()["metrics"] == {}
+
+
+def test_dollars_of_steps_are_added_to_four_places(tmp_path):
+    run = record(RunFolder(tmp_path))
+    for dollars in (0.00004, 1.00006, 0.12345):
+        run.add_cost(None, 0, {"prepare_data": dollars})
+    assert [step.dollars for step in run.steps] == [1.1236, None]

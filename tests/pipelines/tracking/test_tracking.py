@@ -421,3 +421,13 @@ def test_a_large_answer_is_not_read_to_its_end(server: FakeMlflow) -> None:
     with pytest.raises(UserError, match="answered with more than 8,000,000 bytes"):
         tracking.tracker_of(configuration(server)).check()
     assert len(sent) < 100
+
+
+def test_an_error_of_the_client_is_a_warning_with_the_command_that_sends_the_rest() -> None:
+    said: list[str] = []
+    with tracking.warned(said.append, "slipway runs track r-1"):
+        raise ValueError("too long")
+    (warning,) = said
+    assert warning.startswith("warning: not everything was tracked. ")
+    assert "ValueError: too long" in warning
+    assert warning.endswith("; to send it: slipway runs track r-1")

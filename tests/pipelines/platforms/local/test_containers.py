@@ -50,6 +50,7 @@ def test_folders_elsewhere_that_settings_name_are_mounted_too(tmp_path: Path, so
     assert containers.mounted_folders(config, here) == [
         here, elsewhere / "store", tmp_path / "models", elsewhere / "images", tmp_path / "bert"
     ]  # fmt: skip
+    assert (elsewhere / "store").is_dir(), "the engine would create it, as root's"
 
 
 def client(security: list[str], component: str) -> Any:

@@ -216,6 +216,7 @@ def test_dataflow_needs_its_apis_agent_and_roles(ready, tmp_path):
     apply(access_settings(subject(ready, tmp_path, data=data).config))
     found = {finding.check: finding for finding in examine_all(subject(ready, tmp_path, data=data))}
     assert not failed(found) & {"APIs", "service agents", "roles", "bucket rights"}
+    assert {"gcp-sa-aiplatform", "dataflow-service-producer-prod"} <= {*found["service agents"].found.split(", ")}
 
 
 def test_missing_service_agents_before_the_first_job(ready, tmp_path):
