@@ -13,6 +13,7 @@ from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig, TrainSettings
 from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.export.export import _record
 from slipway.trainer.hyperparameters import rates
 from slipway.trainer.plan import whole_length
 from slipway.trainer.stages import shortened
@@ -101,3 +102,17 @@ def test_the_final_rate_is_below_that_of_every_stage() -> None:
         TrainSettings.model_validate({"stages": stages, "schedule": {"shape": "linear", "final": 1e-4}})
     assert caught.value.setting == "train.schedule.final"
     assert "train.stages = 1e-05" in (caught.value.allowed or "")
+
+
+def test_the_models_record_has_the_stages(tiny: Path, make_job: Any) -> None:
+    data = manifests.read(tiny)
+    staged, plain = (
+        make_job(tiny, builder=BUILDER, **STAGES),
+        make_job(tiny, builder=BUILDER, steps=6, steps_per_epoch=3),
+    )
+    record: Any = _record(staged, data, "checksum", 6, 6)
+    assert [stage["trainable"] for stage in record["stages"] if "trainable" in stage] == [
+        list(stage.trainable) for stage in staged.train.stages if stage.trainable
+    ]
+    assert len(record["stages"]) == len(staged.train.stages) > 1
+    assert "stages" not in _record(plain, data, "checksum", 6, 6)

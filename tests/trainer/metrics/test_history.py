@@ -160,7 +160,7 @@ def test_records_are_added_while_a_slow_segment_is_written(tmp_path: Path, monke
 
 
 def test_the_history_is_on_the_disk_before_a_checkpoint_refers_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from slipway.trainer.metrics import history
 
@@ -172,4 +172,5 @@ def test_the_history_is_on_the_disk_before_a_checkpoint_refers_to_it(
     assert [(inode, content.count(b"\n")) for inode, content in seen] == [(metrics.path.stat().st_ino, 1)]
     monkeypatch.setattr(history, "sync", lambda _path: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     metrics.sync()
+    assert caplog.messages == [f"could not flush {metrics.path}: [Errno 5] Input/output error; training continues"]
     metrics.close()
