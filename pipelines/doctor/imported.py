@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from slipway.core import forking
+from slipway.core import forking, integrity
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.supervision import Child
@@ -94,6 +94,6 @@ def _memory(references: dict[str, str], engine: str, folder: Path) -> Path:
 def _is_remembered(memory: Path, folder: Path) -> bool:
     try:
         digests = json.loads(memory.read_bytes())
-        return all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digests[name] for name in digests)
+        return all(integrity.file_digest(folder / name) == digests[name] for name in digests)
     except (OSError, ValueError):
         return False

@@ -42,7 +42,7 @@ def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE, *,
 def files(folder: Path) -> dict[str, list[int | str]]:
     """Return size and SHA-256 of each file in a model's folder, by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, _digest(path)] for path in paths}
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, file_digest(path)] for path in paths}
 
 
 def damages(folder: Path) -> Iterator[str]:
@@ -80,7 +80,7 @@ def damages(folder: Path) -> Iterator[str]:
             yield f"{shown} is missing"
         elif path.stat().st_size != size:
             yield f"{shown} has {path.stat().st_size:,} bytes instead of {size:,}"
-        elif _digest(path) != digest:
+        elif file_digest(path) != digest:
             yield f"{shown} does not match its checksum"
 
 
@@ -133,6 +133,7 @@ def _checksum(record: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,7 @@ from typing import Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slipway.core import formats
+from slipway.core import formats, integrity
 from slipway.core.atomic import read_regular
 from slipway.core.dates import EPOCH, Order, written
 from slipway.core.errors import UserError
@@ -334,9 +334,7 @@ def verify_shard(path: Path, shard: Shard) -> None:
     size = path.stat().st_size
     if size != shard.bytes:
         raise damaged(path, f"it has {size} bytes instead of {shard.bytes}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != shard.sha256:
+    if integrity.file_digest(path) != shard.sha256:
         raise damaged(path, f"its SHA-256 does not match {FILE_NAME}")
 
 

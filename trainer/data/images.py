@@ -151,8 +151,8 @@ def decode_jpeg(image: bytes, pixels: NDArray[np.uint8], mode: ResizeMode | None
             return False
         else:
             scale = _scale(size, (height, width))
-            least = {"min_height": -(-size[0] // scale), "min_width": -(-size[1] // scale)} if scale > 1 else {}
-            part = simplejpeg.decode_jpeg(image, colors, fastdct=True, **least)
+            height, width = (-(-length // scale) for length in size)
+            part = simplejpeg.decode_jpeg(image, colors, fastdct=True, min_height=height, min_width=width)
             _resize_by_simd(part, pixels, mode, (size[0] / scale, size[1] / scale))
     except (ValueError, IndexError):
         return False

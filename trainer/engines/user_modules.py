@@ -7,13 +7,13 @@ first problem, or null, and the SHA-256 of each file that was imported from the 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
 import traceback
 from pathlib import Path
 
+from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.quick_import import import_tensorflow
@@ -40,22 +40,24 @@ def _own_line(error: BaseException | None) -> str | None:
         stack = traceback.extract_tb(error.__traceback__) if error else []
         frames = [(frame.filename, frame.lineno, frame.line) for frame in stack]
     for name, number, text in reversed(frames):
-        path = Path(name)
-        if _is_own(path):
-            return f"{path.relative_to(Path.cwd())}:{number}: {(text or '').strip()}"
+        if path := _in_project(Path(name)):
+            return f"{path}:{number}: {(text or '').strip()}"
     return None
 
 
 def digests() -> dict[str, str]:
     """Return the SHA-256 of each file in the working folder that was imported, by its path."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    own = (Path(file) for file in files if file and _is_own(Path(file)))
-    return {str(file.relative_to(Path.cwd())): hashlib.sha256(file.read_bytes()).hexdigest() for file in own}
+    names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    paths = [path for name in names if name and (path := _in_project(Path(name))) and path.is_file()]
+    return {str(path): integrity.file_digest(path) for path in paths}
 
 
-def _is_own(file: Path) -> bool:
-    inside = file.is_relative_to(Path.cwd()) and not file.is_relative_to(_SLIPWAY)
-    return inside and "site-packages" not in file.parts and file.is_file()
+def _in_project(file: Path) -> Path | None:
+    """Return the path of one of the project's files in the working folder; None for any other file."""
+    here = Path.cwd()
+    if not file.is_relative_to(here) or file.is_relative_to(_SLIPWAY) or "site-packages" in file.parts:
+        return None
+    return file.relative_to(here)
 
 
 _SLIPWAY = Path(__file__).resolve().parents[1]

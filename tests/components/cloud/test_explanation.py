@@ -228,8 +228,8 @@ def test_a_trial_is_explained_by_its_own_lines(monkeypatch):
 def test_a_pipeline_that_fails_outside_of_its_steps_is_explained_by_its_error(said: str, message: str):
     pipeline = vertex.PipelineJob(error=status_pb2.Status(message=said))
     connection: Any = SimpleNamespace()
-    found = explanation.explain(connection, pipeline, "run-1", FACTS, lambda name: name)
-    assert (found.step, found.message, found.fix) == (None, message, "slipway logs run-1")
+    failure = explanation.explain(connection, pipeline, "run-1", FACTS, lambda name: name)
+    assert (failure.step, failure.message, failure.fix) == (None, message, "slipway logs run-1")
 
 
 def test_a_replica_is_not_taken_for_one_whose_name_begins_like_its(monkeypatch):

@@ -162,8 +162,8 @@ def test_a_process_hashes_the_files_of_a_model_with_checksums_once(
 ) -> None:
     shutil.copytree(classifier_folder, "sealed")
     integrity.seal(Path("sealed"), json.loads(Path("sealed/model.json").read_bytes()))
-    digest, hashed = integrity._digest, []
-    monkeypatch.setattr(integrity, "_digest", lambda path: hashed.append(path.name) or digest(path))
+    digest, hashed = integrity.file_digest, []
+    monkeypatch.setattr(integrity, "file_digest", lambda path: hashed.append(path.name) or digest(path))
     assert batch("sealed", "--input", "images", "-o", "out").exit_code == 0
     assert "saved_model.pb" in hashed and len(hashed) == len(set(hashed))
     arguments = ("sealed", "--input", "images", "-o", "again", "--part-size", "2")

@@ -134,13 +134,13 @@ def test_large_photographs_are_decoded_to_a_part_of_their_size_that_shows_no_dif
     for photograph in load_sample_images().images:
         file = io.BytesIO()
         Image.fromarray(photograph).resize((1503, 1001), Image.Resampling.LANCZOS).save(file, "JPEG", quality=92)
-        whole, found = np.empty((96, 128, 3), np.uint8), np.empty((96, 128, 3), np.uint8)
+        whole, resized = np.empty((96, 128, 3), np.uint8), np.empty((96, 128, 3), np.uint8)
         images._resize_by_simd(simplejpeg.decode_jpeg(file.getvalue(), "RGB", fastdct=True), whole, mode)
-        assert images.decode_jpeg(file.getvalue(), found, mode)
-        difference = abs(whole.astype(int) - found)
+        assert images.decode_jpeg(file.getvalue(), resized, mode)
+        difference = abs(whole.astype(int) - resized)
         assert 0 < difference.mean() < 1
         assert difference.max() <= 16
-        assert not images.decode_jpeg(file.getvalue()[:-600], found, mode), "a cut file is damaged at any size"
+        assert not images.decode_jpeg(file.getvalue()[:-600], resized, mode), "a cut file is damaged at any size"
 
 
 def test_at_least_twice_the_size_is_decoded() -> None:

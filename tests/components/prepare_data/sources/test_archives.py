@@ -19,7 +19,6 @@ from slipway.components.prepare_data.encoding import image as image_module
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import archive
-from slipway.components.prepare_data.sources.archive import _zip_members
 from slipway.components.prepare_data.sources.images import groups_of
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.core.errors import UserError
@@ -43,20 +42,6 @@ def pack(root: Path, kind: str, inside: str = "") -> Path:
     return path
 
 
-def test_a_member_of_a_zip_may_have_a_comment(folder: Path, tmp_path: Path) -> None:
-    path = pack(folder, "zip")
-    commented = tmp_path / "commented.zip"
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(commented, "w") as other:
-        for member in archive.infolist():
-            content = archive.read(member)
-            member.comment = b"taken by the mill"
-            other.writestr(member, content)
-    with path.open("rb") as plain, commented.open("rb") as with_comments:
-        expected = [(member.name, member.size) for member in _zip_members(plain)]
-        assert [(member.name, member.size) for member in _zip_members(with_comments)] == expected
-    assert len(expected) > 50
-
-
 def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.tfrecord-*")}
 
@@ -68,6 +53,20 @@ def folder(make_folder: Callable[..., Path], encoded: Callable[..., bytes]) -> P
     (root / "LICENSE").write_text("free")
     (root / "train" / "cat" / "._image 0.png").write_text("hidden")
     return root
+
+
+def test_a_member_of_a_zip_may_have_a_comment(folder: Path, tmp_path: Path) -> None:
+    path = pack(folder, "zip")
+    commented = tmp_path / "commented.zip"
+    with zipfile.ZipFile(path) as packed, zipfile.ZipFile(commented, "w") as other:
+        for member in packed.infolist():
+            content = packed.read(member)
+            member.comment = b"taken by the mill"
+            other.writestr(member, content)
+    with path.open("rb") as plain, commented.open("rb") as with_comments:
+        expected = [(member.name, member.size) for member in archive._zip_members(plain)]
+        assert [(member.name, member.size) for member in archive._zip_members(with_comments)] == expected
+    assert len(expected) > 50
 
 
 @pytest.mark.parametrize("kind", KINDS)
