@@ -40,7 +40,8 @@ import psutil
 
 from slipway.components.register_model.registry import Registry
 from slipway.core import integrity
-from tests.serving.client import free_port, health, until
+from tests.ports import free_port
+from tests.serving.client import health, until
 
 CLIENTS = 8
 PAUSE_SECONDS = 0.02

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipway.components.build_image.settings import BASE
+from tests.ports import free_port
 
 PROGRAMS = ("buildah", "podman", "crun", "docker-registry", "debootstrap", "unshare")
 PACKAGES = "python3-minimal,python3-venv,ca-certificates"
@@ -52,7 +53,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.registry = f"localhost:{self.port}"
         self.base = f"{self.registry}/base:bookworm"
         self.storage_driver = "overlay" if _overlay_works(folder) else "vfs"
@@ -161,12 +162,6 @@ class Engine:
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _overlay_works(folder: Path) -> bool:

@@ -26,7 +26,8 @@ from tests.containers.conftest import PROJECT
 from tests.containers.engine import Engine
 from tests.fakes.google import PROJECT as CLOUD_PROJECT
 from tests.fakes.google import REGION, FakeGoogle
-from tests.serving.client import Load, ask, free_port, health, predict, until
+from tests.ports import free_port
+from tests.serving.client import Load, ask, health, predict, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE, export_houses
 
 IMAGE = png(np.random.default_rng(0).integers(0, 256, (8, 8)))

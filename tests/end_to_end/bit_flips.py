@@ -18,7 +18,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from tests.components.evaluate.conftest import png
 from tests.end_to_end.workspace import Workspace
-from tests.serving.client import free_port
+from tests.ports import free_port
 
 SEED = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
 

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.end_to_end.workspace import record_in
-from tests.serving.client import ask, free_port, until
+from tests.ports import free_port
+from tests.serving.client import ask, until
 
 pytestmark = pytest.mark.slow
 CATEGORIES = ("Marital status", "kind (x)", "kind/x", "性別", "class")

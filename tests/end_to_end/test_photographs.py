@@ -24,7 +24,7 @@ from slipway.core import manifest
 from tests import photographs
 from tests.end_to_end.workspace import Workspace
 from tests.photographs import CLASSES, KINDS, ORIENTATIONS, has_heic, heic, jpeg, saved, scene, stored
-from tests.serving.client import free_port
+from tests.ports import free_port
 
 COUNT, DAMAGED = 3 * (len(KINDS) + 24), 5
 PROJECT = "my project"

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,16 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.serving.settings import ServerSettings
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from slipway.serving.app import Server
     from slipway.serving.connections import Listener
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
 
 
 def until(true: Any, seconds: float = 60) -> None:

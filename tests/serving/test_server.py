@@ -33,7 +33,8 @@ from slipway.serving.model import Model
 from slipway.serving.reloader import Served
 from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
-from tests.serving.client import Load, ask, free_port, health, logged, predict, process, serving, settings, until
+from tests.ports import free_port
+from tests.serving.client import Load, ask, health, logged, predict, process, serving, settings, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 from tests.trainer.driver import REFUSAL_SECONDS, run_with_gpus
 

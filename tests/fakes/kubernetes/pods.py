@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from slipway.core.exit_codes import status_of
 from slipway.core.parent_death import dying_with_parent
 from tests.fakes.kubernetes.nodes import Surroundings
 from tests.fakes.kubernetes.store import JOBS, PODS, ApiError, Object, Store, now, set_condition
+from tests.ports import free_port
 
 GRACE_SECONDS = 30
 ROOT = Path(__file__).parents[3]
@@ -267,7 +267,7 @@ class Kubelets:
             return "127.0.0.1"
         key = f"{jobset} {host}{port}"
         if key not in self._ports:
-            self._ports[key] = _free_port()
+            self._ports[key] = free_port()
         return f"127.0.0.1:{self._ports[key]}"
 
 
@@ -312,12 +312,6 @@ def _signal(container: Container, number: int) -> None:
         os.killpg(container.process.pid, number)
     except ProcessLookupError:
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _timestamp() -> str:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ from slipway.core.parent_death import dying_with_parent
 from tests.fakes.certificates import certificates
 from tests.fakes.kubernetes.access import ADMIN, account_name
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes, write_kubeconfig
+from tests.ports import free_port
 
 # `make test-cluster` sets it.
 VARIABLE = "SLIPWAY_TEST_CLUSTER"
@@ -69,7 +69,7 @@ class RealKubernetes:
         self._binaries, self.folder = binaries, folder
         self._processes: list[subprocess.Popen[bytes]] = []
         atexit.register(self.stop)
-        etcd, port = self._start_etcd(), _free_port()
+        etcd, port = self._start_etcd(), free_port()
         self.host = f"https://localhost:{port}"
         self._start_api_server(etcd, port)
         api = config.new_client_from_config(str(self.kubeconfig()))
@@ -117,7 +117,7 @@ class RealKubernetes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_etcd(self) -> str:
-        address, peers = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
+        address, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self._start(
             "etcd",
             **{"data-dir": self.folder / "etcd", "listen-peer-urls": peers},
@@ -165,9 +165,3 @@ class RealKubernetes:
 
 def _token(user: str) -> str:
     return user.replace(":", "-")
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from tests.fakes.metadata_server import MetadataServer
 from tests.fakes.mount import Mount
 from tests.fakes.tpu.catalogue import Slice
 from tests.fakes.world import Project
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.fakes.google import FakeGoogle
@@ -268,7 +268,7 @@ def hosts_of(machines: Machines, node: dict[str, Any], tpu: Slice, project: Proj
     """
     zone = node["name"].split("/")[3]
     addresses = [endpoint["ipAddress"] for endpoint in node["networkEndpoints"]]
-    coordinator = f"127.0.0.1:{_free_port()}"
+    coordinator = f"127.0.0.1:{free_port()}"
     hosts = []
     for number in range(len(addresses)):
         tpu_env = {
@@ -312,9 +312,3 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

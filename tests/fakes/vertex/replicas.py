@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import queue
-import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from tests.fakes.containers import Container, End
 from tests.fakes.vertex.script import Failure
 from tests.fakes.vertex.work import Ended
 from tests.fakes.vertex.worker_pools import hosts_of
+from tests.ports import free_ports
 
 if TYPE_CHECKING:
     from tests.fakes.vertex.containers import Containers
@@ -217,7 +217,7 @@ def replicas_of(job: vertex.CustomJob) -> list[Replica]:
         for index in range(pool.replica_count)
         for host in range(hosts)
     ]
-    ports = _free_ports(len(places))
+    ports = free_ports(len(places))
     return [
         Replica(
             pool,
@@ -263,13 +263,3 @@ def environment_of(job: vertex.CustomJob, replica: Replica, replicas: list[Repli
     if output := job.job_spec.base_output_directory.output_uri_prefix.rstrip("/"):
         told |= {name: f"{output}/{folder}/" for name, folder in FOLDERS.items()}
     return told
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

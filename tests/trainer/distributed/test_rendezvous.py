@@ -23,18 +23,13 @@ from slipway.core.errors import UserError
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import rendezvous
 from slipway.trainer.distributed.cluster import Cluster
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 
 
 def free_addresses(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def environment(addresses: list[str], rank: int) -> dict[str, str]:
