@@ -1,7 +1,9 @@
-"""How cost grows with rows, listed images, classes, shards, runs and model versions: `python -m benchmarks.growth`.
+"""How cost grows with rows, columns, listed images, classes, shards, runs and versions: `python -m benchmarks.growth`.
 
 Each size is measured in a process of its own: CPU and wall seconds, the peak memory of its largest process, and what it
-has written. Images are sparse files, which are listed and not read. `--only rows --sizes 10000000` measures one size.
+has written. The exponent is that of the CPU seconds from one size to the next: 1 is linear, and a start that costs the
+same at each size makes it less. Images are sparse files, which are listed and not read.
+`--only rows --sizes 10000000` measures one size.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import random
 import resource
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = 100_000
+ROWS_OF_COLUMNS = 10_000  # of tables whose columns grow
 IMAGE_BYTES = 100_000
 NUMBERS = 20
 # Rows that differ in more than one column.
@@ -41,6 +45,11 @@ def rows(size: int, folder: Path) -> Callable[[], object]:
     return preparing(folder, size)
 
 
+def columns(size: int, folder: Path) -> Callable[[], object]:
+    """Prepare a table of this many columns and a class."""
+    return preparing(folder, ROWS_OF_COLUMNS, numbers=size)
+
+
 def classes(size: int, folder: Path) -> Callable[[], object]:
     """Prepare a table with this many classes."""
     return preparing(folder, ROWS, classes=size)
@@ -51,13 +60,15 @@ def shards(size: int, folder: Path) -> Callable[[], object]:
     return preparing(folder, ROWS, replicas=size)
 
 
-def preparing(folder: Path, count: int, *, classes: int = 3, replicas: int = 1) -> Callable[[], object]:
+def preparing(
+    folder: Path, count: int, *, numbers: int = NUMBERS, classes: int = 3, replicas: int = 1
+) -> Callable[[], object]:
     """Write a table; return what prepares it."""
     rng = random.Random(0)
     table = folder / "table.csv"
     with table.open("w") as file:
-        file.write(",".join([*(f"column_{number}" for number in range(NUMBERS)), "label"]) + "\n")
-        ends = [",".join(f"{rng.gauss(0, 10):.6g}" for _ in range(NUMBERS - 1)) for _ in range(DIFFERENT)]
+        file.write(",".join([*(f"column_{number}" for number in range(numbers)), "label"]) + "\n")
+        ends = [",".join(f"{rng.gauss(0, 10):.6g}" for _ in range(numbers - 1)) for _ in range(DIFFERENT)]
         for row in range(count):
             file.write(f"{row / 8},{ends[row % DIFFERENT]},class {row % classes}\n")
 
@@ -134,11 +145,12 @@ def versions(size: int, folder: Path) -> Callable[[], object]:
 
 
 GROWTH = {
-    "rows": Growth((10_000, 100_000, 1_000_000), rows),
-    "images": Growth((1_000, 10_000, 100_000), images),
+    "rows": Growth((100_000, 1_000_000, 10_000_000), rows),
+    "columns": Growth((10, 100, 1_000), columns),
+    "images": Growth((10_000, 100_000, 1_000_000), images),
     "classes": Growth((10, 100, 1_000, 10_000), classes),
     "shards": Growth((1, 16, 256, 2_048), shards),
-    "runs": Growth((20, 200, 2_000), runs),
+    "runs": Growth((100, 1_000, 10_000), runs),
     "versions": Growth((10, 100, 1_000), versions),
 }
 
@@ -156,12 +168,15 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*("", "size", "CPU s", "wall s", "CPU µs each", "peak MB", "files", "MB written"))
+    table = Table(*("", "size", "CPU s", "wall s", "CPU µs each", "exponent", "peak MB", "files", "MB written"))
     for name in arguments.only:
+        smaller, less = 0, 0.0
         for size in arguments.sizes or GROWTH[name].sizes:
             cpu, wall, memory, files, written = in_a_process(name, size)
+            exponent = f"{math.log(cpu / less, size / smaller):.2f}" if smaller else ""
+            smaller, less = size, cpu
             table.add_row(
-                name, f"{size:,}", f"{cpu:.2f}", f"{wall:.2f}", f"{cpu / size * 1e6:,.1f}", f"{memory:,.0f}",
+                name, f"{size:,}", f"{cpu:.2f}", f"{wall:.2f}", f"{cpu / size * 1e6:,.1f}", exponent, f"{memory:,.0f}",
                 f"{files:,.0f}", f"{written:,.1f}",
             )  # fmt: skip
     Console(width=110).print(table)
