@@ -116,6 +116,7 @@ def test_a_study_whose_server_is_killed_starts_processes(tmp_path: Path, monkeyp
     monkeypatch.setattr(launch, "start_process", lambda *given: started.append(given) or 7)
     (tmp_path / "lock").touch()
     with (tmp_path / "lock").open() as file, forkserver.run_starter(configured(), platform_of("local")) as start:
+        wait_for(servers)  # while a program is being loaded, its process has no command line
         (server,) = servers()
         server.kill()
         server.wait()
