@@ -61,6 +61,7 @@ def _environment(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["meter"] = _meter
     environment.filters.update(
         number=formatting.number,
         short=lambda value: formatting.number(value, digits=3),
@@ -79,6 +80,11 @@ def _environment(folder: Path) -> Environment:
 def _confidence(value: float) -> str:
     """Format a probability in percent; values just below 1 are not rounded to 100%."""
     return "> 99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
+
+
+def _meter(fraction: float) -> Markup:
+    """Return a bar whose length is a fraction of its cell's."""
+    return Markup('<span class="meter" aria-hidden="true"><i style="width: {:.1f}%"></i></span>').format(fraction * 100)
 
 
 def _breakable(name: str) -> Markup:

@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate import contract, custom, slices
+from slipway.components.evaluate import contract, custom, importance, occlusion, slices
 from slipway.components.evaluate.gate import INTERVALS, Opponent, Verdict, decide
 from slipway.components.evaluate.measured import (
     SPLIT,
     UNRECORDED,
     Batch,
     Data,
+    Importance,
     Mask,
     Measured,
     Measurement,
@@ -69,6 +70,7 @@ class Evaluation(Measurement):
         if self.manifest is not None:
             record[INTERVALS] = {name: list(interval) for name, interval in self.model.intervals.items()}
             record["baseline_metrics"] = dict(self.baseline)
+            record["importance"] = {found.input: found.as_dict() for found in self.importance}
             record["slices"] = {
                 part.name: {"metrics": part.measures.metrics(), INTERVALS: part.measures.intervals()}
                 for part in self.model.slices
@@ -193,8 +195,35 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
         sample=(challenger.model, challenger.sample) if challenger.sample else None,
         unseen=unseen.counted(),
         baseline=constant.metrics(),
+        importance=_importance(settings, challenger, data, description, gate),
+        occlusion=_occlusion(settings, challenger, description, measured),
         notes=[*challenger.notes(), *near_model_notes(data, description, measured.metrics)],
     )
+
+
+def _importance(
+    settings: EvaluateSettings, served: ServedModel, data: Path, description: Manifest, gate: GateSettings
+) -> list[Importance]:
+    """Return how much each input matters, [] if there is only one or no validation split."""
+    count = importance.example_count(description)
+    if not settings.importance or not count:
+        return []
+    events.phase("measuring which inputs matter")
+    shards = [data / shard.file for shard in description.splits[importance.SPLIT].shards]
+    examples = importance.first(batches(shards, description, settings.batch_size), count)
+    parts = slices.find(settings.slices, description, lambda: iter([examples]))
+    return importance.measure(served, description, examples, gate, parts, settings.batch_size)
+
+
+def _occlusion(
+    settings: EvaluateSettings, served: ServedModel, description: Manifest, measured: Measured
+) -> occlusion.Maps:
+    """Return the maps of the most confident errors of a classification of images, {} for other data."""
+    if not settings.importance or description.task != "classification" or not description.is_image_only:
+        return {}
+    assert measured.measures is not None
+    events.phase("looking at the most confident errors")
+    return occlusion.maps(measured.measures.worst.examples, description, served.predict_images)
 
 
 def _test_split(description: Manifest, data: Path) -> Split:

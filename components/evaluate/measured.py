@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.gate import Opponent, SliceValues
 from slipway.components.evaluate.measures.base import Measures, shortfall
+from slipway.components.evaluate.occlusion import Maps
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import seen
 from slipway.core.manifest import Manifest, SignatureName
@@ -105,6 +106,28 @@ class Measured:
         return self.measures.intervals() if self.measures else {}
 
 
+@dataclass(frozen=True)
+class Importance:
+    """How much an input matters.
+
+    Attributes:
+        input: Its name.
+        loss: By how much the metric gets worse without it, the mean of the repeats; below 0 if it gets better.
+        interval: The loss's 95% confidence interval; None if it cannot be relied on.
+        slices: The loss on each slice where the metric is defined.
+    """
+
+    input: str
+    loss: float
+    interval: tuple[float, float] | None
+    slices: Mapping[str, float]
+
+    def as_dict(self) -> JsonObject:
+        """Return what a run's record stores."""
+        interval = list(self.interval) if self.interval else None
+        return {"loss": self.loss, "interval": interval, **({"slices": dict(self.slices)} if self.slices else {})}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """Both models' metrics, and what the gate needs to know.
@@ -112,8 +135,9 @@ class Measurement:
     `settings` have the gate's metric. `champion` is None if none was measured; `opponent` is what the gate compares
     with. `how` follows the name of a metric: "on the test split". Only Slipway's evaluation has a `manifest`; the model
     and a few examples for the contract test (`sample`); the categories and texts of the split that the training split
-    does not have (`unseen`); the metrics of a constant prediction (`baseline`), {} without a training split; and
-    sentences on what the metrics hide (`notes`).
+    does not have (`unseen`); the metrics of a constant prediction (`baseline`), {} without a training split;
+    sentences on what the metrics hide (`notes`); how much each input matters (`importance`), the most important first;
+    and what the model looks at in images that it confidently gets wrong (`occlusion`).
     """
 
     settings: EvaluateSettings
@@ -127,6 +151,8 @@ class Measurement:
     unseen: list[Unseen] = field(default_factory=list)
     baseline: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    importance: Sequence[Importance] = ()
+    occlusion: Maps = field(default_factory=dict)
 
     @property
     def slices(self) -> list[SliceValues]:

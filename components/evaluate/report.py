@@ -19,6 +19,7 @@ from slipway.components.evaluate.evaluate import Evaluation
 from slipway.components.evaluate.gate import SIGNIFICANCE
 from slipway.components.evaluate.measured import Measured, Unseen
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
+from slipway.components.evaluate.occlusion import overlay
 from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.settings import GateSettings
 from slipway.components.step import LOGS_VARIABLE
@@ -133,11 +134,17 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "compared": model.compared.examples,
         "metric_rows": list(rows.of_split(evaluation, manifest)),
         "slice_metrics": list(rows.by_slice(evaluation, manifest)),
+        "importance": list(rows.of_importance(evaluation)),
         "validated": [
             (row.metrics[name].title, validation[name]) for name in ("loss", row.metric) if name in validation
         ],
         "validation_step": validation.get("step"),
         "worst": [(example, *_data_uri(example.image)) for example in model.measures.worst.examples],
+        "occlusion": {
+            example.key: overlay(evaluation.occlusion[example.key], example.image)
+            for example in model.measures.worst.examples
+            if example.key in evaluation.occlusion
+        },
         "provenance": _provenance(model, manifest),
         "compares_classes": champion is not None and model.compared is model.measures,
         **SECTIONS[manifest.task](manifest, model.measures, champion.measures if champion else None),

@@ -83,6 +83,22 @@ def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
             yield {"label": _capitalized(metrics[name].title), "rows": rows}
 
 
+def of_importance(evaluation: Evaluation) -> Iterator[JsonObject]:
+    """Yield the rows of the table of inputs: by how much the gate's metric gets worse without each, and on slices."""
+    found = evaluation.importance
+    ends = [end for importance in found for end in importance.interval or ()]
+    places = formatting.decimals(*(importance.loss for importance in found), *ends)
+    largest = max((importance.loss for importance in found), default=0.0)
+    for importance in found:
+        yield {
+            "input": importance.input,
+            "loss": formatting.number(importance.loss, places),
+            "interval": importance.interval and formatting.interval(*importance.interval, places),
+            "share": max(0.0, importance.loss / largest) if largest > 0 else 0.0,
+            "slices": {name: formatting.number(loss, places) for name, loss in importance.slices.items()},
+        }
+
+
 def _capitalized(title: str) -> str:
     return title[0].upper() + title[1:]
 

@@ -29,6 +29,7 @@ from slipway.trainer.tasks import TASKS
 IMAGE = "image"
 # An example's values in the report: at most so many inputs, and elements of an array.
 VALUES_SHOWN, ELEMENTS_SHOWN = 12, 6
+PREDICTED_TOGETHER = 32  # images
 
 
 class OtherData(NotServable):
@@ -95,8 +96,7 @@ class ServedModel:
             sample = batch.part(0, EXAMPLES)
             self.sample = replace(sample, features=self._inputs(sample.features))
             self._order = self._align(self.model.names)
-        values = self._checked(batch, answers)
-        predictions = self._measures.predictions(batch.labels, values, self._order)
+        predictions = self.predictions(batch, answers)
         for mask, measures in self._parts:
             kept = mask[self._done : self._done + len(batch.labels)]
             if kept.all():
@@ -113,6 +113,22 @@ class ServedModel:
             image, shown = _shown(batch.part(index, index + 1).features, self._data)
             examples.append(Example(batch.key(index), true, predicted, float(scores[index]), image, shown))
         worst.add(examples)
+
+    def predictions(self, batch: Batch, answers: NDArray[np.float32]) -> Any:
+        """Return the predictions that measures are updated by, of answers of `predict`; after the first `update`."""
+        return self._measures.predictions(batch.labels, self._checked(batch, answers), self._order)
+
+    def predict_images(self, images: Sequence[bytes]) -> NDArray[np.float32]:
+        """Return the model's values for encoded images, [images, names], of a data set that has only images."""
+        import tensorflow as tf
+
+        (stored,) = self._data.signature.values()
+        batches = [images[start : start + PREDICTED_TOGETHER] for start in range(0, len(images), PREDICTED_TOGETHER)]
+        return np.concatenate([self._serve({stored: tf.constant(batch, tf.string)}) for batch in batches])
+
+    def used_inputs(self) -> list[str]:
+        """Return the data set's inputs that the model reads."""
+        return [name for name, stored in self._data.signature.items() if stored in self._stored.values()]
 
     def measured(self) -> Measured:
         """Return the metrics so far."""

@@ -237,6 +237,13 @@ class EvaluateSettings(Settings):
         "first; or those with the highest loss (multilabel) or the largest residual (regression).",
     )
 
+    importance: bool = Field(
+        default=True,
+        description="Whether to measure which inputs matter: by how much the gate's metric gets worse on the "
+        "validation split if the values of one input are exchanged among the examples (permutation importance), also "
+        "on `evaluate.slices`; and of the most confident errors on images, which parts of the image they are due to.",
+    )
+
     @property
     def slice_functions(self) -> list[str]:
         """The entries of `slices` that are functions of the user, as module:function."""
@@ -265,7 +272,7 @@ class EvaluateSettings(Settings):
         if self.module is not None and self.gate.significance is not None:
             raise no_test(f"{self.module} returns metrics", self.gate.significance)
         for name in self.changed() if self.module is not None else ():
-            if name in ("batch_size", "worst_examples", "slices"):
+            if name in ("batch_size", "worst_examples", "slices", "importance"):
                 raise UserError(
                     f"evaluate.{name} applies only to Slipway's evaluation; {self.module} evaluates here.",
                     setting=f"evaluate.{name}",

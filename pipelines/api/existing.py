@@ -124,6 +124,16 @@ class Run:
         return self._record.metrics
 
     @property
+    def importance(self) -> dict[str, float]:
+        """By how much the gate's metric gets worse without each input, the most important first.
+
+        Measured on the validation split (permutation importance); {} before the evaluation, or with a single input. The
+        intervals, and the slices, are in `runs/RUN/run.json`.
+        """
+        found = self._record.outputs("evaluate").get("importance") or {}
+        return {name: measured["loss"] for name, measured in found.items()}
+
+    @property
     def error(self) -> RunFailed | None:
         """Why it failed; None if it has not."""
         return _failure(self, self._record)

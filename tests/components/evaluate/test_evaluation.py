@@ -309,6 +309,7 @@ def test_the_component_gives_the_verdict_and_fills_its_artifacts(
         "loading TensorFlow",
         "loading the model",
         "compiling the model",
+        "looking at the most confident errors",
         "writing the report",
     ]
     progress = [event for event in events if event["event"] == "progress"][-1]
