@@ -29,7 +29,9 @@ from slipway.core.tables.batch import SIMPLE, Batch, Mistake, Section, TableFile
 from slipway.core.tables.lines import MAX_LINE, Lines
 
 BATCH_BYTES = 1 << 20
-# A batch of a wide table has about this many rows.
+# A wide table's batch is larger, by a factor for each so many columns: each column of a batch has a cost of its own.
+WIDE_COLUMNS, LARGEST_FACTOR = 128, 16
+# A batch of a table with long names of columns has about this many rows.
 FEWEST_ROWS = 32
 NEWLINE = ord("\n")
 SIMPLE_LINES = SIMPLE + b"\r\n"
@@ -80,7 +82,8 @@ class CsvFile(TableFile):
         self._header_line = self._line
         # As pandas names them.
         self.names = [name.strip() or f"Unnamed: {index}" for index, name in enumerate(names)]
-        self._batch_bytes = max(BATCH_BYTES, min(FEWEST_ROWS * sum(map(len, names)), MAX_LINE))
+        factor = min(max(1, len(names) // WIDE_COLUMNS), LARGEST_FACTOR)
+        self._batch_bytes = max(factor * BATCH_BYTES, min(FEWEST_ROWS * sum(map(len, names)), MAX_LINE))
         self._keep_faults = keep_faults
         self._first = file.tell(), self._line
 
