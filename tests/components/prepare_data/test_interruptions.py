@@ -163,7 +163,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
         try:
             run.wait(0.3 + generator.random() * 1.2)
         except subprocess.TimeoutExpired:
-            workers = psutil.Process(run.pid).children()
+            workers += psutil.Process(run.pid).children(recursive=True)
             run.kill()
             run.wait()
         for complete in Path(settings.store).glob("*/*/manifest.json"):
