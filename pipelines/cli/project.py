@@ -20,6 +20,8 @@ from slipway.pipelines.terminal import console, user_errors
 ALL = "all"
 RENAMED = {"gitignore": ".gitignore"}
 SCHEMA = "schema.json"
+# Of all tools that a project has: an existing one is kept.
+AGENTS = "AGENTS.md"
 
 
 class Template(StrEnum):
@@ -101,6 +103,7 @@ def init(
     project = content.pop("slipway.yaml", "").replace("name: project\n", f"name: {_name(folder)}\n")
     content["slipway.yaml"] = scanned or project
     content[SCHEMA] = schema_text(RunConfig)
+    kept = os.path.lexists(folder / AGENTS) and bool(content.pop(AGENTS))
     existing = [name for name in content if os.path.lexists(folder / name)]  # also a link to nothing
     if existing:
         raise UserError(
@@ -113,6 +116,8 @@ def init(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     console.print("\n".join(f"created {folder / name}" for name in content))
+    if kept:
+        console.print(f"kept {folder / AGENTS}, which is yours")
     entered = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     console.print(f"\nto train: {entered}slipway run")
 

@@ -1,4 +1,7 @@
-"""What `make docs` adds to the site of docs/: pages of other folders, with links as they are there.
+"""What `make docs` adds to the site of docs/: pages of other folders, and what language models read.
+
+Pages of other folders have links as they are there. Each page has its Markdown beside it, and `llms.txt` lists them
+(https://llmstxt.org).
 
 A hook of MkDocs, which is not installed where the tests run.
 """
@@ -33,6 +36,40 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point the links of a page in docs/ to the site's pages."""
     path = page.file.src_uri
     return markdown if path in PAGES else rewritten(markdown, f"docs/{path}")
+
+
+def on_post_build(config: Any) -> None:
+    """Write the Markdown of each page beside it, and `llms.txt`."""
+    folder = Path(config["site_dir"])
+    for page, content in markdown_pages().items():
+        (folder / page).write_text(content)
+    (folder / "llms.txt").write_text(llms_text(config["nav"]))
+
+
+def markdown_pages() -> dict[str, str]:
+    """Return the Markdown of the site's pages by their paths."""
+    own = {path.name: rewritten(path.read_text(), f"docs/{path.name}") for path in sorted((ROOT / "docs").glob("*.md"))}
+    return own | {page: text(file) for page, file in PAGES.items()}
+
+
+def llms_text(nav: list[dict[str, Any]]) -> str:
+    """Return the list of pages by section, with the first sentence of each."""
+    pages = markdown_pages()
+    lines = ["# Slipway", "", f"> {_first_sentence(pages['index.md'])}"]
+    for section in nav:
+        for title, content in section.items():
+            lines += ["", f"## {title}", ""]
+            listed = content if isinstance(content, list) else [{title: content}]
+            for entry in listed:
+                lines += [f"- [{name}]({page}): {_first_sentence(pages[page])}" for name, page in entry.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _first_sentence(markdown: str) -> str:
+    """Return the first sentence after the title that is no list, table, image or code."""
+    paragraphs = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE).split("\n\n")
+    plain = next(" ".join(part.split()) for part in paragraphs if re.match(r"[A-Z`*\[]", part.strip()))
+    return re.split(r"(?<=[.:])\s(?=[A-Z`])", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", plain))[0].rstrip(":")
 
 
 def text(file: str) -> str:

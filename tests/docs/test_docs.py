@@ -29,7 +29,9 @@ from slipway.pipelines.config.values import apply_overrides, read_yaml
 from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+AGENTS = ROOT / "pipelines/templates/all/AGENTS.md"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", AGENTS]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 # Words that docs/ and code do not use: the field has other names for these things.
 BANNED = (
     r"[m]end(s|ed|ing)?|can[ ]not|[p]ictures?|goes[ ]on|go[ ]on|going[ ]on|left[ ]out|leaves?[ ]out|looked[ ]at|"

@@ -9,6 +9,7 @@ import re
 import warnings
 import zlib
 from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,26 @@ def test_images_for_the_trees_have_scikit_learn_and_all_that_it_needs(tmp_path: 
     for lock in (SOURCE_TREE / "requirements" / f"{role}-cpu.txt" for role in ("trainer", "steps")):
         check_requirements(content.requirements, lock)
         assert names <= pinned | set(re.findall(r"^([\w-]+)==", lock.read_text(), re.MULTILINE)), lock
+
+
+def test_what_agents_are_told_fits_a_screen_and_theirs_is_kept(tmp_path: Path):
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "new")]).exit_code == 0
+    assert len((tmp_path / "new" / "AGENTS.md").read_text().splitlines()) <= 60
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "AGENTS.md").write_text("Speak French.\n")
+    result = CliRunner().invoke(app, ["init", str(tmp_path / "old")])
+    assert result.exit_code == 0, result.output
+    assert "kept " in result.stderr + result.stdout
+    assert (tmp_path / "old" / "AGENTS.md").read_text() == "Speak French.\n"
+
+
+def test_programs_are_told_which_commands_print_json():
+    """The list of AGENTS.md is that of the commands."""
+    text = (Path(str(files("slipway.pipelines"))) / "templates" / "all" / "AGENTS.md").read_text()
+    listed = text.partition("nothing else there:")[2].partition(".")[0]
+    for command in re.findall(r"`([a-z ]+)`", listed):
+        shown = CliRunner().invoke(app, [*command.split(), "--help"])
+        assert "--json" in shown.output, command
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path):
