@@ -8,6 +8,7 @@ A hook of MkDocs, which is not installed where the tests run.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,11 @@ def on_post_build(config: Any) -> None:
     (folder / "llms.txt").write_text(llms_text(config["nav"]))
 
 
+@functools.cache
 def markdown_pages() -> dict[str, str]:
     """Return the Markdown of the site's pages by their paths."""
-    own = {path.name: rewritten(path.read_text(), f"docs/{path.name}") for path in sorted((ROOT / "docs").glob("*.md"))}
-    return own | {page: text(file) for page, file in PAGES.items()}
+    files = {path.name: f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))} | PAGES
+    return {page: text(file) for page, file in files.items()}
 
 
 def llms_text(nav: list[dict[str, Any]]) -> str:
@@ -73,7 +75,7 @@ def _first_sentence(markdown: str) -> str:
 
 
 def text(file: str) -> str:
-    """Return a page outside docs/ with the links that it has on the site."""
+    """Return the Markdown of a file with the links that it has on the site."""
     return rewritten((ROOT / file).read_text(), file)
 
 
