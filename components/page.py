@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import re
 from pathlib import Path
@@ -33,6 +34,11 @@ def render(template: Path, **content: object) -> str:
     links = " ".join(f'<a href="#{name}">{title}</a>' for name, title in titles.items())
     contents = f'<nav aria-label="Contents">{links}</nav>' if len(titles) >= LONG_PAGE else ""
     return html.replace(CONTENTS, contents, 1)
+
+
+def data_uri(encoding: str, image: bytes) -> str:
+    """Return an encoded image as the address of an `img` element."""
+    return f"data:image/{encoding};base64,{base64.b64encode(image).decode()}"
 
 
 def completed(report: bytes, version: str, cost: str = "") -> bytes:

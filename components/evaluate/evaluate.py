@@ -70,7 +70,7 @@ class Evaluation(Measurement):
         if self.manifest is not None:
             record[INTERVALS] = {name: list(interval) for name, interval in self.model.intervals.items()}
             record["baseline_metrics"] = dict(self.baseline)
-            record["importance"] = {found.input: found.as_dict() for found in self.importance}
+            record["importance"] = {measured.input: measured.as_dict() for measured in self.importance}
             record["slices"] = {
                 part.name: {"metrics": part.measures.metrics(), INTERVALS: part.measures.intervals()}
                 for part in self.model.slices

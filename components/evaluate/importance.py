@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.measured import Batch, Importance, Mask
+from slipway.components.evaluate.measured import Batch, Importance
 from slipway.components.evaluate.measures import EVALUATED
-from slipway.components.evaluate.measures.base import Measures
+from slipway.components.evaluate.measures.base import Measures, chosen
 from slipway.components.evaluate.measures.significance import Floats, NoInterval, quantile_95, standard_error
 from slipway.components.evaluate.served_model import ServedModel
 from slipway.components.evaluate.settings import GateSettings
@@ -58,19 +58,19 @@ def measure(
     names = served.used_inputs()
     orders = exchanges(len(examples.keys))
     whole = _predicted(served, examples, [np.arange(len(examples.keys))], "", batch_size)[0]
-    intact, parts = _of(data, whole), [(part, _of(data, whole, part.mask)) for part in slices]
+    intact, parts = _of(data, whole), [(part, _of(data, chosen(whole, part.mask))) for part in slices]
     measured = []
     for number, name in enumerate(names):
         events.progress(number, len(names), "inputs exchanged")
         repeats = _predicted(served, examples, orders, data.signature[name], batch_size)
+        exchanged = [_of(data, repeat) for repeat in repeats]
         by_slice = {
-            part.name: loss
+            part.name: _loss(before, [_of(data, chosen(repeat, part.mask)) for repeat in repeats], gate)
             for part, before in parts
-            if not math.isnan(loss := _loss(before, [_of(data, repeat, part.mask) for repeat in repeats], gate)[0])
         }
-        loss, interval = _loss(intact, [_of(data, repeat) for repeat in repeats], gate)
-        if not math.isnan(loss):
-            measured.append(Importance(name, loss, interval, by_slice))
+        if not math.isnan(loss := _loss(intact, exchanged, gate)):
+            defined = {part: on_part for part, on_part in by_slice.items() if not math.isnan(on_part)}
+            measured.append(Importance(name, loss, _interval(loss, intact, exchanged, gate.name), defined))
     return sorted(measured, key=lambda importance: -importance.loss)
 
 
@@ -104,28 +104,31 @@ def _predicted(
     ]
 
 
-def _of(data: Manifest, predictions: Any, mask: Mask | None = None) -> Measures[Any]:
-    """Return the measures of predictions, or of those of a mask."""
-    kept = {name: values if mask is None else values[mask] for name, values in vars(predictions).items()}
-    measures = EVALUATED[data.task].of(data, len(next(iter(kept.values()))))
-    measures.update(type(predictions)(**kept))
+def _of(data: Manifest, predictions: Any) -> Measures[Any]:
+    """Return the measures of predictions."""
+    measures = EVALUATED[data.task].of(data, len(next(iter(vars(predictions).values()))))
+    measures.update(predictions)
     return measures
 
 
-def _loss(
-    before: Measures[Any], repeats: Sequence[Measures[Any]], gate: GateSettings
-) -> tuple[float, tuple[float, float] | None]:
-    """Return by how much the gate's metric gets worse in the mean, NaN if it is undefined, and the interval."""
+def _loss(before: Measures[Any], repeats: Sequence[Measures[Any]], gate: GateSettings) -> float:
+    """Return by how much the gate's metric gets worse in the mean, NaN if it is undefined."""
     sign = 1 if gate.minimized else -1
     values = [measures.metrics().get(gate.name, math.nan) for measures in (before, *repeats)]
-    loss = sign * float(np.mean([value - values[0] for value in values[1:]]))
+    return sign * float(np.mean([value - values[0] for value in values[1:]]))
+
+
+def _interval(
+    loss: float, before: Measures[Any], repeats: Sequence[Measures[Any]], metric: str
+) -> tuple[float, float] | None:
+    """Return the 95% confidence interval of a loss, None if the metric has none."""
     try:
-        influences = [_influences(measures, gate.name) for measures in (before, *repeats)]
+        influences = [_influences(measures, metric) for measures in (before, *repeats)]
         error, freedom = standard_error(np.mean(influences[1:], axis=0) - influences[0])
     except NoInterval:
-        return loss, None
+        return None
     half = quantile_95(freedom) * error
-    return loss, (loss - half, loss + half)
+    return loss - half, loss + half
 
 
 def _influences(measures: Measures[Any], metric: str) -> Floats:
@@ -141,10 +144,11 @@ def first(batches: Iterable[Batch], count: int) -> Batch:
     import tensorflow as tf
 
     taken: list[Batch] = []
+    keys: list[bytes] = []
     for batch in batches:
         taken.append(batch)
-        if sum(len(each.keys) for each in taken) >= count:
+        keys += batch.keys
+        if len(keys) >= count:
             break
-    features = {name: tf.concat([each.features[name] for each in taken], 0) for name in taken[0].features}
-    labels = np.concatenate([each.labels for each in taken])
-    return Batch(features, labels, [key for each in taken for key in each.keys]).part(0, count)
+    features = {name: tf.concat([batch.features[name] for batch in taken], 0) for name in taken[0].features}
+    return Batch(features, np.concatenate([batch.labels for batch in taken]), keys).part(0, count)

@@ -6,14 +6,15 @@ part in turn is covered with the image's mean color.
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components import page
 from slipway.components.evaluate.measures.base import Example
+from slipway.components.prepare_data.encoding.image import encode_png
 from slipway.core.manifest import Manifest
 
 # Parts of each side of an image, and images that are examined.
@@ -30,11 +31,8 @@ Maps = Mapping[str, NDArray[np.floating]]
 
 def maps(examples: Sequence[Example], data: Manifest, predict: Predict) -> Maps:
     """Return the maps of the first examples; an image that Pillow cannot decode has none."""
-    found = {}
-    for example in examples[:MAX_IMAGES]:
-        if (pixels := _pixels(example.image, data)) is not None:
-            found[example.key] = _map(pixels, predict)
-    return found
+    decoded = {example.key: _pixels(example.image, data) for example in examples[:MAX_IMAGES]}
+    return {key: _map(pixels, predict) for key, pixels in decoded.items() if pixels is not None}
 
 
 def overlay(part: NDArray[np.floating], image: bytes) -> str:
@@ -48,7 +46,7 @@ def overlay(part: NDArray[np.floating], image: bytes) -> str:
     pixels[..., :3], pixels[..., 3] = COLOR, np.round(MAX_ALPHA * strength)
     buffer = io.BytesIO()
     Image.fromarray(pixels, "RGBA").resize((width, height), Image.Resampling.BILINEAR).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return page.data_uri("png", buffer.getvalue())
 
 
 def _map(pixels: NDArray[np.uint8], predict: Predict) -> NDArray[np.floating]:
@@ -59,14 +57,14 @@ def _map(pixels: NDArray[np.uint8], predict: Predict) -> NDArray[np.floating]:
             covered = pixels.copy()
             covered[edges[0][row] : edges[0][row + 1], edges[1][column] : edges[1][column + 1]] = mean
             images.append(covered)
-    probabilities = predict([_encoded(image) for image in images])
+    probabilities = predict([encode_png(image.tobytes(), *image.shape, level=1) for image in images])
     predicted = probabilities[:, probabilities[0].argmax()]
     fall: NDArray[np.floating] = (predicted[0] - predicted[1:]).reshape(GRID, GRID)
     return fall
 
 
 def _pixels(image: bytes, data: Manifest) -> NDArray[np.uint8] | None:
-    """Decode an image, [height, width, channels]; a larger one is shrunk to the size that the network receives."""
+    """Decode an image, [height, width, channels]; a larger one is shrunk until it just covers the network's size."""
     from PIL import Image
 
     height, width, channels = data.image_shape
@@ -75,14 +73,8 @@ def _pixels(image: bytes, data: Manifest) -> NDArray[np.uint8] | None:
             decoded = opened.convert("RGB" if channels == 3 else "L")
     except OSError:
         return None
-    if decoded.width > width and decoded.height > height and data.resize_mode == "stretch":
-        decoded = decoded.resize((width, height), Image.Resampling.BILINEAR)
+    factor = max(width / decoded.width, height / decoded.height)
+    if factor < 1:  # else each covered copy would be encoded and decoded at the camera's size
+        size = round(factor * decoded.width), round(factor * decoded.height)
+        decoded = decoded.resize(size, Image.Resampling.BILINEAR)
     return np.asarray(decoded).reshape(decoded.height, decoded.width, channels)
-
-
-def _encoded(pixels: NDArray[np.uint8]) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0]).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()

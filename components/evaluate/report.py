@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import logging
@@ -248,7 +247,7 @@ def _embedded(plot: Any) -> tuple[str, str]:
         if ending in (".html", ".htm"):
             return "page", content.decode(errors="replace")
         kind = {".svg": "svg+xml", ".png": "png"}.get(ending, "jpeg")
-    return "image", f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return "image", page.data_uri(kind, content)
 
 
 def _data_uri(image: bytes) -> tuple[str, bool]:
@@ -268,8 +267,7 @@ def _data_uri(image: bytes) -> tuple[str, bool]:
                 kind, image = "JPEG", buffer.getvalue()
     except OSError:  # TensorFlow decodes some images that Pillow cannot; a browser may as well
         kind, largest = "PNG", EMBEDDED_PIXELS
-    address = f"data:image/{kind.lower()};base64,{base64.b64encode(image).decode()}"
-    return address, largest <= PIXELATED_PIXELS
+    return page.data_uri(kind.lower(), image), largest <= PIXELATED_PIXELS
 
 
 def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tuple[str, str]]]]:

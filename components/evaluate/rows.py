@@ -85,11 +85,11 @@ def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
 
 def of_importance(evaluation: Evaluation) -> Iterator[JsonObject]:
     """Yield the rows of the table of inputs: by how much the gate's metric gets worse without each, and on slices."""
-    found = evaluation.importance
-    ends = [end for importance in found for end in importance.interval or ()]
-    places = formatting.decimals(*(importance.loss for importance in found), *ends)
-    largest = max((importance.loss for importance in found), default=0.0)
-    for importance in found:
+    importances = evaluation.importance
+    ends = [end for importance in importances for end in importance.interval or ()]
+    places = formatting.decimals(*(importance.loss for importance in importances), *ends)
+    largest = max((importance.loss for importance in importances), default=0.0)
+    for importance in importances:
         yield {
             "input": importance.input,
             "loss": formatting.number(importance.loss, places),

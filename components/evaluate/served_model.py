@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.measured import Batch, Features, Mask, Measured, MeasuredSlice
 from slipway.components.evaluate.measures import EVALUATED
-from slipway.components.evaluate.measures.base import Example, Measures
+from slipway.components.evaluate.measures.base import Example, Measures, chosen
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.components.evaluate.slices import Slice
 from slipway.core.errors import UserError
@@ -102,9 +102,7 @@ class ServedModel:
             if kept.all():
                 measures.update(predictions)
             elif kept.any():
-                measures.update(
-                    replace(predictions, **{name: array[kept] for name, array in vars(predictions).items()})
-                )
+                measures.update(chosen(predictions, kept))
         self._done += len(batch.labels)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
         examples = []

@@ -130,8 +130,8 @@ class Run:
         Measured on the validation split (permutation importance); {} before the evaluation, or with a single input. The
         intervals, and the slices, are in `runs/RUN/run.json`.
         """
-        found = self._record.outputs("evaluate").get("importance") or {}
-        return {name: measured["loss"] for name, measured in found.items()}
+        importances = self._record.outputs("evaluate").get("importance") or {}
+        return {name: importance["loss"] for name, importance in importances.items()}
 
     @property
     def error(self) -> RunFailed | None:

@@ -45,6 +45,11 @@ PREDICTION = "prediction"
 P = TypeVar("P")
 
 
+def chosen(predictions: P, mask: NDArray[np.bool_]) -> P:
+    """Return those of a batch of predictions that a mask names, [batch]."""
+    return type(predictions)(**{name: values[mask] for name, values in vars(predictions).items()})
+
+
 @dataclass(frozen=True)
 class Example:
     """An example of the split that the report shows because the model is far off.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import itertools
 import math
@@ -253,4 +252,4 @@ def _inline(image: bytes) -> str:
             buffer = io.BytesIO()
             small.save(buffer, "JPEG", quality=80)
         image, encoding = buffer.getvalue(), "jpeg"
-    return f"data:image/{encoding};base64,{base64.b64encode(image).decode()}"
+    return page.data_uri(encoding, image)

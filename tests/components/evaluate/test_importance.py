@@ -22,12 +22,11 @@ from slipway.components.evaluate.report import render
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core.manifest import FILE_NAME
 from tests.components.evaluate.conftest import png
-from tests.components.evaluate.tables import rows, write_model, write_table
+from tests.components.evaluate.tables import price, prices_of, rows, write_model, write_price_model, write_table
 from tests.trainer.conftest import manifest_of
 
 NAMES = ("size", "place", "tokens", "city")
 EXAMPLES = 250
-MORE_IN_BERN = 20
 
 
 class OfRows(RegressorMixin, BaseEstimator):
@@ -43,11 +42,7 @@ class OfRows(RegressorMixin, BaseEstimator):
 
     def predict(self, chosen: np.ndarray) -> np.ndarray:
         values = {name: self.table[name][chosen[:, column]] for column, name in enumerate(NAMES)}
-        return price(values) + MORE_IN_BERN * (values["city"] == "Bern")
-
-
-def price(values: dict[str, Any]) -> Any:
-    return values["size"] * 3 + values["place"][:, 0] * 10 + values["tokens"][:, 0] * 2
+        return price(values) + 20 * (values["city"] == "Bern")
 
 
 def with_validation(folder: Path) -> Path:
@@ -65,19 +60,12 @@ def table() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prices(table: dict[str, Any]) -> np.ndarray:
-    noise = np.random.default_rng(1).normal(0, 12, EXAMPLES)
-    return (price(table) + noise + MORE_IN_BERN * (table["city"] == "Bern")).astype(np.float32)
+    return prices_of(table)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import tensorflow as tf
-
-    def predict(values: dict[str, Any]) -> dict[str, Any]:
-        floats = {name: value if name == "city" else tf.cast(value, tf.float32) for name, value in values.items()}
-        return {"prediction": price(floats) + MORE_IN_BERN * tf.cast(values["city"] == "Bern", tf.float32)}
-
-    return write_model(tmp_path_factory.mktemp("model") / "1", predict, NAMES, task="regression", weights_checksum="a")
+    return write_price_model(tmp_path_factory.mktemp("model") / "1")
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +87,13 @@ def test_it_is_that_of_scikit_learn(
     metric: str, scoring: str, table: dict[str, Any], prices: np.ndarray, homes: Path, model: Path
 ) -> None:
     measured = evaluate(EvaluateSettings(gate={"metric": metric}), model, homes, None).importance
-    each = np.tile(np.arange(EXAMPLES)[:, None], len(NAMES))
+    row_numbers = np.tile(np.arange(EXAMPLES)[:, None], len(NAMES))
     expected = permutation_importance(
-        OfRows(table), each, prices, scoring=scoring, n_repeats=importance.REPEATS, random_state=importance.SEED
+        OfRows(table), row_numbers, prices, scoring=scoring, n_repeats=importance.REPEATS, random_state=importance.SEED
     )
     means = dict(zip(NAMES, expected.importances_mean, strict=True))
-    assert {found.input: found.loss for found in measured} == pytest.approx(means, rel=1e-4)
-    assert [found.input for found in measured] == sorted(NAMES, key=lambda name: -means[name])
+    assert {importance_of.input: importance_of.loss for importance_of in measured} == pytest.approx(means, rel=1e-4)
+    assert [importance_of.input for importance_of in measured] == sorted(NAMES, key=lambda name: -means[name])
 
 
 def test_its_interval_contains_the_loss_of_many_more_examples(evaluation: Evaluation, table: dict[str, Any]) -> None:
@@ -126,7 +114,7 @@ def test_an_input_that_says_nothing_has_an_interval_around_nothing(homes: Path, 
         task="regression",
     )
     measured = evaluate(EvaluateSettings(gate={"metric": "mae"}), ignoring, homes, None).importance
-    assert [found.input for found in measured] == ["size", "place"]  # the model has no other inputs
+    assert [importance_of.input for importance_of in measured] == ["size", "place"]  # the model has no other inputs
     assert measured[1].interval is not None
     assert (measured[1].loss, *measured[1].interval) == pytest.approx((0, 0, 0), abs=1e-9)
 
@@ -157,7 +145,7 @@ def test_of_an_accuracy_the_interval_is_that_of_the_mean_over_the_examples(
 
 
 def test_slices_have_their_own(evaluation: Evaluation, table: dict[str, Any]) -> None:
-    by_input = {found.input: found.slices for found in evaluation.importance}
+    by_input = {measured.input: measured.slices for measured in evaluation.importance}
     assert set(by_input["city"]) == {"city=Bern", "city=Genf", "city=Zug", "city=Wil", "size>60"}
     # Of homes in Bern, two thirds lose 20; of the others, a third gain as much: both are larger errors.
     assert by_input["city"]["city=Bern"] > by_input["city"]["city=Zug"] > 0
@@ -165,7 +153,7 @@ def test_slices_have_their_own(evaluation: Evaluation, table: dict[str, Any]) ->
 
 def test_the_record_and_the_report_say_it(evaluation: Evaluation) -> None:
     record = evaluation.as_dict()["importance"]
-    assert list(record) == [found.input for found in evaluation.importance]
+    assert list(record) == [measured.input for measured in evaluation.importance]
     assert record["size"]["interval"][0] < record["size"]["loss"] < record["size"]["interval"][1]
     page = render(evaluation, "homes-1")
     assert "Which inputs matter" in page
@@ -176,10 +164,10 @@ def test_without_a_validation_split_or_with_the_setting_nothing_is_measured(
     homes: Path, model: Path, table: dict[str, Any], prices: np.ndarray, tmp_path: Path
 ) -> None:
     unsplit = write_table(tmp_path / "homes", "regression", table, prices)
-    found = [evaluate(EvaluateSettings(), model, unsplit, None)]
-    found += [evaluate(EvaluateSettings(importance=False), model, homes, None)]
-    assert [evaluation.importance for evaluation in found] == [[], []]
-    assert "Which inputs matter" not in render(found[0])
+    without_split = evaluate(EvaluateSettings(), model, unsplit, None)
+    switched_off = evaluate(EvaluateSettings(importance=False), model, homes, None)
+    assert [without_split.importance, switched_off.importance] == [[], []]
+    assert "Which inputs matter" not in render(without_split)
 
 
 def test_a_confident_error_shows_which_part_of_the_image_it_is_due_to() -> None:
@@ -203,3 +191,16 @@ def test_a_confident_error_shows_which_part_of_the_image_it_is_due_to() -> None:
     with Image.open(io.BytesIO(content)) as over:
         assert over.size == (96, 64)  # the image's proportions
         assert over.getpixel((2, 2))[3] > over.getpixel((90, 60))[3] == 0
+
+
+@pytest.mark.parametrize("mode", ["stretch", "crop", "pad"])
+def test_parts_of_a_cameras_photograph_are_covered_at_the_networks_size(mode: str) -> None:
+    sizes = set()
+
+    def predict(images: Sequence[bytes]) -> np.ndarray:
+        sizes.update(Image.open(io.BytesIO(image)).size for image in images)
+        return np.tile([0.9, 0.1], (len(images), 1))
+
+    description = manifest_of((16, 24, 1), classes=2, resize=True, resize_mode=mode)
+    occlusion.maps([Example("a/1.png", "b", "a", 0.9, png(np.zeros((300, 400))))], description, predict)
+    assert sizes == {(24, 18)}

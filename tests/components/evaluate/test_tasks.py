@@ -19,17 +19,12 @@ from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input, TaskName
 from slipway.trainer.tasks import TASKS
-from tests.components.evaluate.tables import CITIES, rows, write_model, write_table
+from tests.components.evaluate.tables import CITIES, price, prices_of, rows, write_model, write_price_model, write_table
 from tests.trainer.conftest import manifest_of
 
 ALL = ("size", "place", "tokens", "city")
 LABELS = ["garden", "garage", "lift"]
 KINDS = ["flat", "house"]
-
-
-def price(values: dict[str, Any]) -> Any:
-    """What the regression model predicts: float64 [rows], of NumPy arrays or tensors."""
-    return values["size"] * 3 + values["place"][:, 0] * 10 + values["tokens"][:, 0] * 2
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +34,7 @@ def table() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prices(table: dict[str, Any]) -> np.ndarray:
-    noise = np.random.default_rng(1).normal(0, 12, 250)
-    return (price(table) + noise + 20 * (table["city"] == "Bern")).astype(np.float32)
+    return prices_of(table)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +44,7 @@ def homes(table: dict[str, Any], prices: np.ndarray, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def regression_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reads all inputs; 20 more in Bern, so that the category counts."""
-    import tensorflow as tf
-
-    def predict(values: dict[str, Any]) -> dict[str, Any]:
-        floats = {name: value if name == "city" else tf.cast(value, tf.float32) for name, value in values.items()}
-        return {"prediction": price(floats) + 20 * tf.cast(values["city"] == "Bern", tf.float32)}
-
-    folder = tmp_path_factory.mktemp("model") / "regression"
-    return write_model(folder, predict, ALL, task="regression", weights_checksum="a")
+    return write_price_model(tmp_path_factory.mktemp("model") / "regression")
 
 
 @pytest.fixture(scope="module")
