@@ -170,11 +170,11 @@ def main() -> None:
 
     table = Table(*("", "size", "CPU s", "wall s", "CPU µs each", "exponent", "peak MB", "files", "MB written"))
     for name in arguments.only:
-        smaller, less = 0, 0.0
+        previous_size, previous_cpu = 0, 0.0
         for size in arguments.sizes or GROWTH[name].sizes:
             cpu, wall, memory, files, written = in_a_process(name, size)
-            exponent = f"{math.log(cpu / less, size / smaller):.2f}" if smaller else ""
-            smaller, less = size, cpu
+            exponent = f"{math.log(cpu / previous_cpu, size / previous_size):.2f}" if previous_size else ""
+            previous_size, previous_cpu = size, cpu
             table.add_row(
                 name, f"{size:,}", f"{cpu:.2f}", f"{wall:.2f}", f"{cpu / size * 1e6:,.1f}", exponent, f"{memory:,.0f}",
                 f"{files:,.0f}", f"{written:,.1f}",

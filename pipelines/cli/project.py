@@ -103,7 +103,9 @@ def init(
     project = content.pop("slipway.yaml", "").replace("name: project\n", f"name: {_name(folder)}\n")
     content["slipway.yaml"] = scanned or project
     content[SCHEMA] = schema_text(RunConfig)
-    kept = os.path.lexists(folder / AGENTS) and bool(content.pop(AGENTS))
+    has_agents = os.path.lexists(folder / AGENTS)
+    if has_agents:
+        del content[AGENTS]
     existing = [name for name in content if os.path.lexists(folder / name)]  # also a link to nothing
     if existing:
         raise UserError(
@@ -116,7 +118,7 @@ def init(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     console.print("\n".join(f"created {folder / name}" for name in content))
-    if kept:
+    if has_agents:
         console.print(f"kept {folder / AGENTS}, which is yours")
     entered = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     console.print(f"\nto train: {entered}slipway run")

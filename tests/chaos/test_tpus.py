@@ -42,8 +42,10 @@ def test_a_queued_resource_and_a_host_that_are_left_are_detected(google: FakeGoo
     assert _left(google) == []
     tpus = Tpus(google)
     tpus.run("sleep 60")
-    resource, *processes = wait_for(lambda: left if len(left := _left(google)) > 1 else None)  # the host starts
+    wait_for(google.tpu.machines.processes)  # the resource is active a moment before its host runs anything
+    resource, *processes = _left(google)
     assert resource == f"projects/{PROJECT}/locations/europe-west4-b/queuedResources/tpu-1 is left: ACTIVE"
+    assert processes
     assert all(each.startswith("process ") for each in processes)
 
 
