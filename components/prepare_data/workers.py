@@ -6,6 +6,7 @@ outlives `Workers`. Exceptions raised by a task are raised in the parent.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import operator
@@ -166,13 +167,9 @@ class Workers(Generic[Task, Result]):
         while len(self._processes) < count:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there, self._work, os.getpid()), daemon=True)
-            # Block signals until the new process has replaced its parent's handlers.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)
-            try:
+            with _forking():
                 process.start()
                 self._processes[here] = process
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             there.close()
 
     def _hand_out(self, connection: Connection, tasks: Sequence[Task], waiting: Iterator[int]) -> int | None:
@@ -198,9 +195,28 @@ class Workers(Generic[Task, Result]):
         return WorkerDied(process.exitcode or 0, self._memory.describe())
 
 
+@contextlib.contextmanager
+def _forking() -> Iterator[None]:
+    """Block signals, and collect no garbage, until the new process has its own handlers and `_serve` has begun.
+
+    What the parent has dropped must not be destroyed in a fork of it: an iterator of TensorFlow, for example, aborts or
+    waits forever for threads that only the parent has.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if collects:
+            gc.enable()
+
+
 def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent: int) -> None:
     """Run tasks until the parent terminates the worker or has died."""
-    gc.freeze()  # what the parent has dropped, such as a gRPC channel, must not be destroyed in a fork of it
+    gc.freeze()
+    gc.enable()
     # The parent handles Ctrl-C, SIGTERM and SIGHUP, and terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,24 @@ def test_a_worker_destroys_nothing_that_its_parent_has_dropped(tmp_path: Path) -
         gc.enable()
     gc.collect()
     assert said.read_text() == f"{os.getpid()}\n"
+
+
+class Started:
+    """Says whether garbage is collected in a process that has just been forked."""
+
+    def __init__(self, said: Path) -> None:
+        register_after_fork(self, lambda _started: said.write_text(str(gc.isenabled())))
+
+
+def _collects(_task: object, _tick: object) -> bool:
+    return gc.isenabled()
+
+
+def test_a_worker_collects_no_garbage_before_that_of_its_parent_is_set_aside(tmp_path: Path) -> None:
+    started = Started(tmp_path / "said")
+    assert gc.isenabled()
+    with Workers(_collects, 1) as workers:
+        assert [*workers.run([None])] == [(0, True)]
+    assert gc.isenabled()
+    del started
+    assert (tmp_path / "said").read_text() == "False"
