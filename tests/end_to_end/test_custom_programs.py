@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -60,21 +62,36 @@ def project(workspace: Workspace) -> Path:
     return folder
 
 
-def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(workspace: Workspace, project: Path) -> None:
-    result = workspace.slipway("run", "-c", "fit.yaml", SLIPWAY_DATA="of another run")
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert "python -m trainer.task in every replica" in result.stdout
-    assert "There is no metric 'rsme'" in result.stderr
-    assert "closest:  rmse" in result.stderr
-    assert "Traceback" not in result.stderr
-    result = workspace.slipway("run", "--resume", "latest", "--set", "evaluate.gate.metric=rmse")
-    assert result.returncode == 0, result.stdout + result.stderr
-    record = workspace.record()
-    assert list(steps(record)) == ["plan_training", "train", "evaluate", "register_model"]
-    assert record["metrics"] == {"rmse": 0.5}
+class Champion(NamedTuple):
+    """What the run that registered the first version has said, failed and resumed."""
+
+    failed: subprocess.CompletedProcess[str]
+    record: dict[str, Any]
+    log: str
+    report: str
+
+
+@pytest.fixture(scope="module")
+def champion(workspace: Workspace, project: Path) -> Champion:
+    failed = workspace.slipway("run", "-c", "fit.yaml", SLIPWAY_DATA="of another run")
+    resumed = workspace.slipway("run", "--resume", "latest", "--set", "evaluate.gate.metric=rmse")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    report = (project / "runs/latest/report.html").read_text()
+    return Champion(failed, workspace.record(), workspace.log("train"), report)
+
+
+def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(champion: Champion, project: Path) -> None:
+    failed = champion.failed
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "python -m trainer.task in every replica" in failed.stdout
+    assert "There is no metric 'rsme'" in failed.stderr
+    assert "closest:  rmse" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert list(steps(champion.record)) == ["plan_training", "train", "evaluate", "register_model"]
+    assert champion.record["metrics"] == {"rmse": 0.5}
     assert (project / "models/fit/1/weights.txt").read_text() == "0.5"
-    assert workspace.log("train").count("] data None") == 2  # once for each replica: a resumed run keeps the training
-    assert 'aria-label="rmse by step' in (project / "runs/latest/report.html").read_text()
+    assert champion.log.count("] data None") == 2  # once for each replica: a resumed run keeps the training
+    assert 'aria-label="rmse by step' in champion.report
 
 
 def test_a_file_without_metrics_is_corrected_and_the_run_resumed(workspace: Workspace, project: Path) -> None:
@@ -112,6 +129,7 @@ def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace
         assert "is damaged: weights.txt has 0 bytes instead of 3" in refused.stdout + refused.stderr
 
 
+@pytest.mark.usefixtures("champion")
 def test_a_command_receives_the_uri_and_is_judged_by_the_users_function(workspace: Workspace, project: Path) -> None:
     values = "train={command: [./fit.sh], arguments: ['0.4']}", "data.uri=rows", "evaluate.gate.metric=rmse"
     options = [option for value in values for option in ("--set", value)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.end_to_end.workspace import Workspace, steps
 
 CONFIGURATION = """
@@ -22,9 +24,13 @@ evaluate:
 """
 
 
-def test_a_custom_module_is_run_evaluated_and_registered(workspace: Workspace):
+@pytest.fixture(scope="module", autouse=True)
+def _project(workspace: Workspace) -> None:
     shutil.copy(Path(__file__).with_name("own_training.py"), workspace.path)
     (workspace.path / "own.yaml").write_text(CONFIGURATION)
+
+
+def test_a_custom_module_is_run_evaluated_and_registered(workspace: Workspace):
     result = workspace.slipway("run", "-c", "own.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "python -m own_training in every replica" in result.stdout
@@ -58,8 +64,10 @@ def test_settings_that_a_custom_module_cannot_have_are_refused(workspace: Worksp
 
 
 def test_a_rehearsal_runs_the_replicas_of_a_program_and_registers_nothing(workspace: Workspace):
+    models = workspace.path / "models"
+    before = [*models.glob("*/*")]
     result = workspace.slipway("rehearse", "-c", "own.yaml", "--set", "train.arguments=[--without-training]")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "2 replicas ran own_training to its end" in result.stdout
     assert steps(workspace.record())["evaluate"]["status"] == "skipped"
-    assert not (workspace.path / "models" / "own" / "2").exists()
+    assert [*models.glob("*/*")] == before

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,9 +16,26 @@ from slipway.core.yaml_loader import load_yaml
 from tests.end_to_end.workspace import FinishedRun, Workspace, steps
 
 
+class Rejected(NamedTuple):
+    """The evaluation of the finished run, with a gate that no model passes: the first run of its workspace."""
+
+    workspace: Workspace
+    result: subprocess.CompletedProcess[str]
+    record: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def workspace(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return _with_run(finished, tmp_path_factory.mktemp("a workspace"))
+def rejected(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Rejected:
+    workspace = _with_run(finished, tmp_path_factory.mktemp("a workspace"))
+    gate = "evaluate.gate={metric: loss, maximum: 1.0e-9}"
+    result = workspace.slipway("run", "--only", "evaluate", "--set", gate)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return Rejected(workspace, result, workspace.record())
+
+
+@pytest.fixture(scope="module")
+def workspace(rejected: Rejected) -> Workspace:
+    return rejected.workspace
 
 
 def _with_run(finished: FinishedRun, path: Path) -> Workspace:
@@ -27,18 +45,9 @@ def _with_run(finished: FinishedRun, path: Path) -> Workspace:
     return workspace
 
 
-@pytest.fixture(scope="module")
-def rejected(workspace: Workspace) -> subprocess.CompletedProcess[str]:
-    """The evaluation of the finished run, with a gate that no model passes."""
-    return workspace.slipway("run", "--only", "evaluate", "--set", "evaluate.gate={metric: loss, maximum: 1.0e-9}")
-
-
-def test_only_the_evaluation_is_executed(
-    finished: FinishedRun, workspace: Workspace, rejected: subprocess.CompletedProcess[str]
-) -> None:
-    assert rejected.returncode == 0, rejected.stdout + rejected.stderr
-    record, before = workspace.record(), finished.record
-    assert [line.split()[1] for line in rejected.stdout.splitlines() if line.startswith("✓")] == ["evaluate"]
+def test_only_the_evaluation_is_executed(finished: FinishedRun, rejected: Rejected) -> None:
+    record, before = rejected.record, finished.record
+    assert [line.split()[1] for line in rejected.result.stdout.splitlines() if line.startswith("✓")] == ["evaluate"]
     assert record["part"] == {"source": before["run_id"], "first": "evaluate", "last": "evaluate"}
     assert {step["name"]: step["status"] for step in record["steps"]} == {
         **dict.fromkeys(("prepare_data", "plan_training", "train", "evaluate"), "succeeded"),
@@ -48,16 +57,16 @@ def test_only_the_evaluation_is_executed(
     assert record["verdict"]["decision"] == "reject"
     assert record["metrics"]["loss"] == before["metrics"]["loss"]
     assert steps(record)["train"]["outputs"] == steps(before)["train"]["outputs"]
-    folder = workspace.path / "runs" / record["run_id"]
+    folder = rejected.workspace.path / "runs" / record["run_id"]
     assert not (folder / "train").exists()
     assert record["report"] == str(folder / "report.html")
 
 
 def test_the_steps_after_the_training_follow_one_another_on_the_model_of_a_run_of_a_run(
-    workspace: Workspace, rejected: subprocess.CompletedProcess[str]
+    workspace: Workspace, rejected: Rejected
 ) -> None:
     options = ("--set", "register.model=twin", "--set", "evaluate.gate={metric: accuracy, minimum: 0.9}")
-    result = workspace.slipway("run", "--from-step", "evaluate", "--from", "latest", *options)
+    result = workspace.slipway("run", "--from-step", "evaluate", "--from", rejected.record["run_id"], *options)
     assert result.returncode == 0, result.stdout + result.stderr
     record = workspace.record()
     version = workspace.path / "models" / "twin" / "1"
@@ -87,9 +96,7 @@ def test_the_steps_after_the_training_follow_one_another_on_the_model_of_a_run_o
         (("--from", "latest"), "slipway run --from latest --only evaluate"),
     ],
 )
-def test_what_cannot_be_run_again(
-    workspace: Workspace, rejected: subprocess.CompletedProcess[str], arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_run_again(workspace: Workspace, arguments: tuple[str, ...], said: str) -> None:
     before = workspace.runs()
     result = workspace.call("run", *arguments)
     assert result.returncode == 2
@@ -97,10 +104,8 @@ def test_what_cannot_be_run_again(
     assert workspace.runs() == before
 
 
-def test_a_rejected_model_is_not_registered_alone(
-    workspace: Workspace, rejected: subprocess.CompletedProcess[str]
-) -> None:
-    run_id = re.search(r"runs/([\w-]+)/report", rejected.stdout)[1]
+def test_a_rejected_model_is_not_registered_alone(workspace: Workspace, rejected: Rejected) -> None:
+    run_id = re.search(r"runs/([\w-]+)/report", rejected.result.stdout)[1]
     result = workspace.call("run", "--only", "register_model", "--from", run_id)
     assert (result.returncode, "--from-step evaluate" in result.stderr) == (2, True)
 

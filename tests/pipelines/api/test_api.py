@@ -151,7 +151,7 @@ def start(folder, lock, streams):
     return os.getpid()
 
 
-run = slipway.runs()["latest"]
+run = slipway.runs()[sys.argv[1]]
 assert run.metrics and len(run.history) and len(run.confusion)
 with mock.patch("slipway.pipelines.platforms.local.launch.start_process", start):
     slipway.run(wait=False)
@@ -170,18 +170,20 @@ assert keras.wrappers.SKLearnClassifier
 
 
 def test_only_a_model_loads_tensorflow_and_it_leaves_the_process_as_it_was(
-    first: Cell, project: Path, tmp_path: Path
+    kernel: Kernel, first: Cell, project: Path, tmp_path: Path
 ) -> None:
+    run_id = str(value(kernel, "run.id"))
     copy = shutil.copytree(project, tmp_path / "copy", symlinks=True)
     variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run([sys.executable, "-c", LIGHT], cwd=copy, env=variables, capture_output=True, text=True)
+    command = [sys.executable, "-c", LIGHT, run_id]
+    done = subprocess.run(command, cwd=copy, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_subfolder_finds_the_runs_and_models_of_the_project(kernel: Kernel, first: Cell, project: Path) -> None:
     try:
         kernel.execute("import os; os.chdir('notebooks')")
-        assert value(kernel, "slipway.runs()['latest'].verdict") == "promote"
+        assert value(kernel, "slipway.runs()[run.id].verdict") == "promote"
         assert value(kernel, "slipway.model('digits').version") == 1
         assert "fix" in str(kernel.execute("slipway.run()").error)
     finally:
