@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,14 @@ class Workers:
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGKILL)
                 worker.process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> Iterator[None]:
+    """Let no test leave the precision in which it trained to the next one's networks."""
+    yield
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture(scope="session")
