@@ -49,6 +49,9 @@ sys.dont_write_bytecode = False
 # kfp asks for the whole stack at each limit of a task; the lines of source, read for each frame, are most of the work.
 inspect.stack = functools.partial(inspect.stack, 0)
 
+# What importing and collecting the tests makes stays: collections of garbage would only visit it, again and again.
+gc.disable()
+
 # How long an example takes says nothing here: machines are shared. What failed is printed so that it can be repeated.
 hypothesis.settings.register_profile(
     "slipway",
@@ -134,6 +137,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         import_tensorflow()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -75,7 +75,8 @@ def trained(package: Path, folder: Path, name: str) -> dict[str, Any]:
     return {key: metadata[key] for key in ("data_fingerprint", "weights_checksum", "metrics")}
 
 
-@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.long), "photographs"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["digits", "photographs"])
 def test_the_core_alone_trains_the_same_model(core: Path, work: Path, name: str) -> None:
     whole = trained(ROOT, work, name)
     shutil.rmtree(work / "datasets")

@@ -12,9 +12,14 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.trainer import weights
-from slipway.trainer.models import pretrained
 
-pytestmark = pytest.mark.usefixtures("tensorflow")
+
+@pytest.fixture
+def pretrained(tensorflow: None) -> Any:
+    """The module, which imports Keras: not while tests are collected."""
+    from slipway.trainer.models import pretrained
+
+    return pretrained
 
 
 def small(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +41,12 @@ def small(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["-1 to 1", "gray to BGR", "standardized", "pixels"],
 )
 def test_a_backbone_receives_what_keras_prepares(
-    name: str, channels: int, is_small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretrained: Any,
+    name: str,
+    channels: int,
+    is_small: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import keras
 
@@ -58,7 +68,7 @@ def test_a_backbone_receives_what_keras_prepares(
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(images), found)
 
 
-def test_weights_that_keras_saved_are_those_of_the_backbone(tmp_path: Path) -> None:
+def test_weights_that_keras_saved_are_those_of_the_backbone(pretrained: Any, tmp_path: Path) -> None:
     import keras
 
     saved = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(32, 32, 3))
@@ -79,7 +89,9 @@ def test_weights_that_keras_saved_are_those_of_the_backbone(tmp_path: Path) -> N
         ("InceptionV3", "data.image_size", None, "--set 'data.image_size=[224, 224]'"),
     ],
 )
-def test_another_backbone_or_size_is_refused(name: str, setting: str, closest: str | None, fix: str | None) -> None:
+def test_another_backbone_or_size_is_refused(
+    pretrained: Any, name: str, setting: str, closest: str | None, fix: str | None
+) -> None:
     with pytest.raises(UserError) as error:
         pretrained.build((32, 32, 3), 5, backbone=name)
     assert (error.value.setting, error.value.nearest) == (setting, closest)
@@ -87,7 +99,7 @@ def test_another_backbone_or_size_is_refused(name: str, setting: str, closest: s
 
 
 def test_weights_that_cannot_be_downloaded_are_an_error_of_a_few_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pretrained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from keras.src.utils import file_utils
 
@@ -106,7 +118,9 @@ def test_weights_that_cannot_be_downloaded_are_an_error_of_a_few_lines(
     assert not list(tmp_path.glob("*.weights.h5"))
 
 
-def test_weights_are_saved_under_the_name_of_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_saved_under_the_name_of_the_backbone(
+    pretrained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import keras
 
     monkeypatch.chdir(tmp_path)

@@ -11,11 +11,18 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
-from slipway.trainer.models import pretrained_text
 
 VOCABULARY = ("a", "[PAD]", "[UNK]", "##b", "[SEP]", "c", "[CLS]")
 PADDING, UNKNOWN, LAST, FIRST = 1, 2, 4, 6
 SIZE = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16, "max_sequence_length": 8}
+
+
+@pytest.fixture
+def pretrained_text(tensorflow: None) -> Any:
+    """The module, which imports Keras: not while tests are collected."""
+    from slipway.trainer.models import pretrained_text
+
+    return pretrained_text
 
 
 def text(length: int, vocabulary: tuple[str, ...] = VOCABULARY) -> dict[str, Input]:
@@ -31,7 +38,9 @@ def write_preset(folder: Path, kind: str = "BertBackbone") -> Any:
 
 
 @pytest.mark.parametrize("kind", ["BertBackbone", "DistilBertBackbone"])
-def test_an_encoder_receives_its_own_entries(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_receives_its_own_entries(
+    pretrained_text: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import keras
 
     saved = write_preset(tmp_path / "my preset", kind)
@@ -61,7 +70,7 @@ def test_an_encoder_receives_its_own_entries(kind: str, tmp_path: Path, monkeypa
     np.testing.assert_array_equal(loaded({"review": given}), made({"review": given}))
 
 
-def test_another_text_is_refused(tmp_path: Path) -> None:
+def test_another_text_is_refused(pretrained_text: Any, tmp_path: Path) -> None:
     preset = str(tmp_path / "my preset")
     write_preset(tmp_path / "my preset")
     vocabulary = f"--set 'data.text.vocabulary={preset}/assets/tokenizer/vocabulary.txt'"
@@ -76,7 +85,7 @@ def test_another_text_is_refused(tmp_path: Path) -> None:
         assert (error.value.setting, error.value.fix) == (setting, fix)
 
 
-def test_another_folder_is_refused(tmp_path: Path) -> None:
+def test_another_folder_is_refused(pretrained_text: Any, tmp_path: Path) -> None:
     pytest.importorskip("keras_hub")
     with pytest.raises(UserError, match=r"There is no folder bert_tiny_en_uncased with config\.json"):
         pretrained_text.build(text(5), 2, preset="bert_tiny_en_uncased")  # not downloaded
@@ -85,7 +94,9 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         pretrained_text.build(text(5), 2, preset=str(tmp_path))
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    pretrained_text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "keras_hub", None)
     with pytest.raises(UserError, match="keras-hub cannot be imported") as error:
         pretrained_text.build(text(5), 2, preset="x")
