@@ -52,7 +52,7 @@ def test_95_percent_intervals_cover_at_least_93(population: str, examples: int) 
     ("population", "examples"),
     [
         ("20 uneven classes, accuracy 0.5", 50),
-        ("20 uneven classes, accuracy 0.5", 200),
+        pytest.param("20 uneven classes, accuracy 0.5", 200, marks=pytest.mark.long),
         ("20 classes, accuracy 0.2", 500),
     ],
 )

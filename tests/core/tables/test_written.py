@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 from collections.abc import Sequence
@@ -161,8 +162,9 @@ def test_the_index_that_a_parquet_file_names_is_no_input(tmp_path: Path) -> None
     assert any("day is no input: it is the index of the DataFrame" in note for note in found.manifest.notes)
 
 
-@pytest.mark.parametrize("form", NUMBER_FORMATS)
-@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize(
+    ("form", "task"), zip(NUMBER_FORMATS, itertools.cycle(["classification", "regression"]), strict=False)
+)
 def test_formatted_numbers_are_those_of_the_plain_table(tmp_path: Path, form: NumberFormat, task: str) -> None:
     """`slipway init` finds the format; the data set and the predictions are those of plain numbers."""
     texts = [f"€{written(number, form)}" for number in NUMBERS]
