@@ -34,6 +34,8 @@ ROW = np.dtype(
     [("rank", "<u8"), ("order", "<u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", "<u8"), ("content", "<u8"),
      ("copy", "<u4"), ("length", "<u4"), ("group", "<u4")]
 )  # fmt: skip
+# The same, to copy rows without looking at their fields, which is up to 20 times as fast.
+WHOLE = np.dtype(f"V{ROW.itemsize}")
 HASHED = np.dtype([("rank", ">u8"), ("order", ">u4")])
 SORTED_BY = ("rank", "order", "size", "offset", "digest", "content", "length")
 COUNT = struct.Struct("<Q")
@@ -90,9 +92,12 @@ class Entries:
         """Return the order by columns, of which the first has few equal values, and by key."""
         first = self.rows[columns[0]]
         order = np.argsort(first)
-        if (np.diff(first[order]) == 0).any():
-            by_key = np.arange(len(self)) if self.named is None else np.argsort(self.named, kind="stable")
-            order = by_key[np.lexsort([self.rows[name][by_key] for name in reversed(columns)])]
+        starts, lengths = runs_of(first[order])
+        if len(starts) < len(order):
+            equal = np.flatnonzero(np.repeat(lengths > 1, lengths))
+            rows = np.sort(order[equal])
+            by_key = rows if self.named is None else rows[np.argsort(self.named[rows], kind="stable")]
+            order[equal] = by_key[np.lexsort([self.rows[name][by_key] for name in reversed(columns)])]
         return order
 
     def shape(self) -> bytes:
@@ -122,13 +127,19 @@ def offsets_in_runs(ordered: NDArray[Any]) -> NDArray[np.int64]:
     return np.arange(len(ordered)) - np.repeat(starts, lengths)
 
 
+def stable_order(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order by numbers that are not negative; of small ones in a tenth of the time of `np.argsort`."""
+    kind = np.min_scalar_type(numbers.max(initial=0))
+    return np.argsort(numbers.astype(kind), kind="stable")
+
+
 def joined(blocks: Sequence[Entries]) -> Entries:
     """Return blocks as one."""
     if len(blocks) == 1:
         return blocks[0]
     named = [block.named for block in blocks if block.named is not None]
-    rows = np.concatenate([np.empty(0, ROW), *(block.rows for block in blocks)])
-    return Entries(rows, np.concatenate(named) if named else None)
+    rows = np.concatenate([np.empty(0, WHOLE), *(block.rows.view(WHOLE) for block in blocks)])
+    return Entries(rows.view(ROW), np.concatenate(named) if named else None)
 
 
 def write_block(file: BinaryIO, entries: Entries) -> None:
@@ -168,7 +179,7 @@ def _keys(file: BufferedReader, rows: NDArray[np.void]) -> NDArray[np.object_] |
 
 def append_divided(paths: Sequence[Path], entries: Entries, index: NDArray[np.int64]) -> None:
     """Append each entry to the file at its index."""
-    ordered = entries.take(np.argsort(index, kind="stable")) if len(paths) > 1 else entries
+    ordered = entries.take(stable_order(index)) if len(paths) > 1 else entries
     ends = np.cumsum(np.bincount(index, minlength=len(paths))).tolist()
     for path, start, end in zip(paths, [0, *ends], ends, strict=False):
         if start < end:
@@ -249,7 +260,7 @@ def sorted_pieces(entries: Iterable[Entries], path: Path, size: int) -> Pieces:
         pieces.add(batch, batch.rows["rank"])
     for number, piece in enumerate(pieces):
         order = piece.sort(SORTED_BY)
-        pieces.replace(number, piece.take(order[np.argsort(piece.rows["group"][order], kind="stable")]))
+        pieces.replace(number, piece.take(order[stable_order(piece.rows["group"][order])]))
     return pieces
 
 
@@ -291,8 +302,7 @@ def hashed(keys: Iterable[bytes], seed: int, size: int = HASH_BYTES) -> bytes:
 
 def keys_of(digests: NDArray[np.uint64], copies: NDArray[np.uint32]) -> list[bytes]:
     """Return the keys of rows: a hash of their values, and the number of one of several equal rows from the second."""
-    data = key_lines(digests).tobytes()
-    keys = [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
+    keys: list[bytes] = key_lines(digests).view(f"V{KEY_BYTES}").ravel().tolist()
     for index in np.flatnonzero(copies > 1).tolist():
         keys[index] += b" copy %d" % copies[index]
     return keys

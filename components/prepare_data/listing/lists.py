@@ -16,6 +16,7 @@ from slipway.components.prepare_data.listing.entries import (
     joined,
     offsets_in_runs,
     read_blocks,
+    stable_order,
 )
 from slipway.components.prepare_data.listing.index import Listing
 from slipway.components.prepare_data.listing.repeats import Blocks
@@ -99,7 +100,7 @@ def _divided(
 
 def _positions(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many equal values are before each."""
-    order = np.argsort(values, kind="stable")
+    order = stable_order(values)
     result = np.empty(len(values), np.int64)
     result[order] = offsets_in_runs(values[order])
     return result
