@@ -138,6 +138,7 @@ class CsvFile(TableFile):
                     column_types=dict.fromkeys(names, pyarrow.string()),
                     include_columns=[names[number] for number in read],
                     null_values=[],
+                    check_utf8=False,  # it is ASCII
                 ),
             )
         except pyarrow.ArrowInvalid:
@@ -147,7 +148,7 @@ class CsvFile(TableFile):
         columns: list[pyarrow.StringArray | None] = [None] * len(names)
         for number, chunks in zip(read, table.columns, strict=True):
             cells = chunks.combine_chunks()
-            if pyarrow.compute.max(pyarrow.compute.binary_length(cells)).as_py() > csv.field_size_limit():
+            if len(block) > csv.field_size_limit() < pyarrow.compute.max(pyarrow.compute.binary_length(cells)).as_py():
                 return None
             columns[number] = pyarrow.compute.ascii_trim(cells, " ") if b" " in block else cells
         return Batch(range(self._line + 1, self._line + 1 + lines), columns, simple=True)
