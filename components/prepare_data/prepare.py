@@ -78,15 +78,7 @@ def prepare(
         started = time.monotonic()
         listing = list_source(source, settings, scratch, (workers, store, folders) if workers else None)
         logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
-        unlisted = unlisted_problems(listing, settings, source.item)
-        if not source.has_image:  # nothing else can be refused
-            refuse(unlisted)
-        summary = listing.summary()
-        try:
-            target = Target.of(source, summary, settings, replicas, store.name, fold)
-        except UserError:
-            refuse(unlisted)  # it may be the cause
-            raise
+        target, unlisted = plan_listing(source, listing, settings, replicas, store.name, fold)
         store.remove_leftovers(but=target.listing)
         tasks = functools.partial(
             ShardTasks, name=store.name, source=source, settings=settings, listing=listing, plan=target.plan,
@@ -97,7 +89,7 @@ def prepare(
             prepared = same_content(store, target, tasks(work=scratch))
         if prepared:
             refuse_other(prepared.manifest.fingerprint, earlier)
-            store.listings.remember_summary(listing_name(source, settings), summary)
+            store.listings.remember_summary(listing_name(source, settings), target.listed)
             store.remove_leftovers()
             return prepared
         workers = workers or workers_for(settings, target.plan.source_bytes)
@@ -112,7 +104,7 @@ def prepare(
             written = SetWriter(writing).write(target.fingerprint)
             refuse_other(written.fingerprint, earlier)
             before = store.publish(writing.set_folder, identity(written.fingerprint))
-        store.listings.remember_summary(listing_name(source, settings), summary)
+        store.listings.remember_summary(listing_name(source, settings), target.listed)
         store.listings.remember_fingerprint(target, written.fingerprint)
         return prepared_in(store, before or written, reused=before is not None)
 
@@ -251,16 +243,17 @@ def list_source(source: Source, settings: DataSettings, folder: Path, lister: Li
     By the workers of `lister`, if there are several parts that are read to be listed.
     """
     try:
-        return _list_parts(source, settings, folder, lister)
+        return list_parts(source, settings, folder, lister)
     except Misjudged as found:
         logger.info("%s All rows are read to find the kinds of the columns.", found.message)
         for path in folder.iterdir():
             path.unlink()
         source.infer_again()
-        return _list_parts(source, settings, folder, lister)
+        return list_parts(source, settings, folder, lister)
 
 
-def _list_parts(source: Source, settings: DataSettings, folder: Path, lister: Lister | None) -> Listing:
+def list_parts(source: Source, settings: DataSettings, folder: Path, lister: Lister | None = None) -> Listing:
+    """List all parts of the source as `list_source` does; raise `Misjudged` if the kinds of features were misjudged."""
     parts = source.parts()
     if lister and source.files and len(parts) > 1:
         workers, store, folders = lister
@@ -282,6 +275,24 @@ def _list_parts(source: Source, settings: DataSettings, folder: Path, lister: Li
 def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:
     part, path = task
     return list_part(source, part, seed, path, bundle_of)
+
+
+def plan_listing(
+    source: Source, listing: Listing, settings: DataSettings, replicas: int, name: str, fold: Fold | None = None
+) -> tuple[Target, list[Problem]]:
+    """Return the data set that a listing becomes, and the problem of unlistable examples if it has images.
+
+    Raises:
+        UserError: There are too many of them in a source without images, or too few examples.
+    """
+    unlisted = unlisted_problems(listing, settings, source.item)
+    if not source.has_image:  # nothing else can be refused
+        refuse(unlisted)
+    try:
+        return Target.of(source, listing.summary(), settings, replicas, name, fold), unlisted
+    except UserError:
+        refuse(unlisted)  # it may be the cause
+        raise
 
 
 def unlisted_problems(listing: Listing, settings: DataSettings, item: str) -> list[Problem]:

@@ -6,19 +6,29 @@ import math
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.prepare import list_parts, list_source, plan_listing
+from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.source import Misjudged
 from slipway.components.prepare_data.sources.table_source import TableFileSource
 from slipway.components.prepare_data.sources.tables.header import LABEL_COLUMNS, SPLIT_COLUMN
-from slipway.components.prepare_data.sources.tables.inference import InferredColumn, infer_kinds
+from slipway.components.prepare_data.sources.tables.inference import (
+    Cells,
+    InferredColumn,
+    count_cells,
+    infer_kinds,
+)
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
+from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
+from slipway.core import events
 from slipway.core.errors import UserError, nearest
 from slipway.core.formatted import NumberFormat
 from slipway.core.manifest import Manifest, TaskName
@@ -49,18 +59,35 @@ class TableScan:
         return sum(split.examples for split in self.manifest.splits.values()) + self.manifest.skipped_count
 
 
-def scan(settings: DataSettings, task: TaskName) -> TableScan:
-    """Prepare a data set from a source in a temporary folder, and return what it has.
+def scan(settings: DataSettings, task: TaskName, cells: Mapping[str, Cells] | None = None) -> TableScan:
+    """List a source in a temporary folder and validate its examples; return what the data set has that it becomes.
+
+    Args:
+        settings: The settings.
+        task: What is learned.
+        cells: The cells of a table's columns, if they are counted already.
 
     Raises:
         UserError: A run with these settings would stop for the same reason.
+        Misjudged: A column of numbers, by `cells`, has a later cell that is not a number.
     """
-    source = open_source(settings, task)
-    source.infer_again()  # the missing cells of all rows
+    events.phase(f"listing {settings.source}")
     with tempfile.TemporaryDirectory(prefix="slipway-scan-") as folder:
-        scratch = settings.model_copy(update={"store": folder, "beam": None})
-        manifest = prepare(scratch, replicas=1, task=task).manifest
-    return TableScan(settings, manifest, source.inferred if isinstance(source, TableFileSource) else {})
+        settings_here = settings.model_copy(update={"store": folder, "beam": None})
+        source = open_source(settings_here, task, **({} if cells is None else {"cells": cells}))
+        store = Store(folder, settings.name or source.name)
+        with store_errors_named(store, 0), store.work_folder() as work:
+            listing = (list_source if cells is None else list_parts)(source, settings_here, work)
+            target, _ = plan_listing(source, listing, settings_here, 1, store.name)
+            tasks = ShardTasks(
+                name=store.name, source=source, settings=settings_here, listing=listing, plan=target.plan, scratch=work,
+                work=work, keeps_shards=False,
+            )  # fmt: skip
+            if not source.is_table:
+                require_room(store, work, target.plan.bytes)
+            manifest = SetWriter(tasks).scan()
+    columns = source.inferred(listing.ignored) if isinstance(source, TableFileSource) else {}
+    return TableScan(settings, manifest, columns)
 
 
 def scan_table(path: Path, label: str | None) -> TableScan:
@@ -69,18 +96,25 @@ def scan_table(path: Path, label: str | None) -> TableScan:
     Raises:
         UserError: It cannot be read, or has no such column.
     """
+    try:
+        return _scan_table(path, label, whole=False)
+    except Misjudged:
+        return _scan_table(path, label, whole=True)
+
+
+def _scan_table(path: Path, label: str | None, *, whole: bool) -> TableScan:
+    """Scan a table as `scan_table` does; see `columns_of` for `whole`."""
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise UserError(
             f"{path} is no table.", setting="--table", value=str(path),
             allowed=f"a file whose name ends with {' or '.join(FORMATS)}",
         )  # fmt: skip
-    columns = columns_of(path, ending)
+    columns, cells = columns_of(path, ending, label, whole=whole)
     formats = {name: column.written for name, column in columns.items() if column.written}
     if formats:
-        columns = columns_of(path, ending, formats)
-    if label is None:
-        label = next((name for name in columns if name in (*LABEL_COLUMNS, "target")), None)
+        columns, cells = columns_of(path, ending, label, whole=whole, formats=formats)
+    label = label or _label_among(columns)
     if label not in columns:
         near = nearest(label, columns) if label else None
         raise UserError(
@@ -117,14 +151,32 @@ def scan_table(path: Path, label: str | None) -> TableScan:
     missing = {"regression": column.missing, "classification": column.empty, "multilabel": 0}[task]
     if missing:
         settings["skip_corrupt"] = math.ceil(missing / column.rows * 10_000) / 10_000
-    result = scan(DataSettings.model_validate(settings), task)
+    result = scan(DataSettings.model_validate(settings), task, cells)
     return replace(result, columns={**result.columns, **images})
 
 
+def _label_among(names: Collection[str]) -> str | None:
+    """Return the column that is called as a label, if there is one."""
+    return next((name for name in names if name in (*LABEL_COLUMNS, "target")), None)
+
+
 def columns_of(
-    path: Path, ending: str, formats: Mapping[str, NumberFormat] = MappingProxyType({})
-) -> dict[str, InferredColumn]:
-    """Return all columns of a table; `formats` are those of numbers that are not plain, by column."""
+    path: Path,
+    ending: str,
+    label: str | None,
+    *,
+    whole: bool,
+    formats: Mapping[str, NumberFormat] = MappingProxyType({}),
+) -> tuple[dict[str, InferredColumn], dict[str, Cells]]:
+    """Return all columns of a table, and their cells.
+
+    Args:
+        path: The table's file.
+        ending: The ending of its name.
+        label: The column of the label; None for one that is called so.
+        whole: Whether all rows of all columns are read, also of columns of many numbers other than the label.
+        formats: The formats of numbers that are not plain, by column.
+    """
 
     def mistake(message: str, *, fix: str | None = None) -> UserError:
         return UserError(message, setting="--table", value=str(path), fix=fix)
@@ -133,7 +185,9 @@ def columns_of(
         with path.open("rb") as file:
             table = PlainTable(open_table(file, path, ending, mistake), formats, ())
             places = {name: index for index, name in enumerate(table.names)}
-            return infer_kinds(table, places, mistake, refuse_images=False)
+            chosen = label or _label_among(places)
+            cells = count_cells(table, places, places if whole or chosen not in places else {chosen})
+            return infer_kinds(table, places, mistake, cells=cells, refuse_images=False), cells
     except OSError as error:
         raise mistake(f"{path} cannot be read: {error.strerror}.") from None
 

@@ -99,6 +99,8 @@ def write_shard(writer: ShardWriter, task: ShardTask, folder: Path, tick: Tick) 
         remote.store(here.hashes, task.hashes)
     if here.compared:
         remote.store(here.thumbnails, task.thumbnails)
+    if here.hashes_inputs:
+        remote.store(here.input_hashes, task.input_hashes)
     remote.store(here.result, task.result)
 
 

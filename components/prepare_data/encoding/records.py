@@ -15,14 +15,13 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Protocol
 
 import google_crc32c
 
 from slipway.components.prepare_data.encoding.messages import (
     bytes_feature,
     example,
-    example_entry,
     features_of,
     field,
     integer_feature,
@@ -52,6 +51,12 @@ VARINT_BITS = 0x7F
 Label = tuple[bytes | float | int, ...]
 
 _crc32c, _extend, _packed = google_crc32c.value, google_crc32c.extend, CHECKSUM.pack
+
+
+class ShardFile(Protocol):
+    """The file of a shard: its path, or what has its content."""
+
+    def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
 
 
 class DamagedRecord(Exception):
@@ -206,13 +211,13 @@ def read_examples(shards: Iterable[Path]) -> Iterator[dict[bytes, bytes]]:
     yield from map(features_of, itertools.chain.from_iterable(map(_messages, shards)))
 
 
-def read_sample(shards: Iterable[Path], names: Iterable[str], count: int) -> dict[str, list[bytes]]:
+def read_sample(shards: Iterable[ShardFile], names: Iterable[str], count: int) -> dict[str, list[bytes]]:
     """Return the same as `read_columns`, of fewer examples if these have more than SAMPLE_BYTES."""
     return read_columns(shards, names, count, SAMPLE_BYTES)
 
 
 def read_columns(
-    shards: Iterable[Path], names: Iterable[str], count: int, most: float = math.inf
+    shards: Iterable[ShardFile], names: Iterable[str], count: int, most: float = math.inf
 ) -> dict[str, list[bytes]]:
     """Return the Features of the first examples in these files by name, in an order that is the same for all names.
 
@@ -224,7 +229,7 @@ def read_columns(
     import numpy as np
 
     columns: dict[str, list[bytes]] = {name: [] for name in names}
-    for piece in _pieces(shards, count, most, verified=True):
+    for piece in _pieces(shards, count, most):
         located, is_alike = _located(piece)
         octets = np.frombuffer(piece.data, np.uint8)
         irregular = [(index, features_of(piece.message(index))) for index in np.flatnonzero(~is_alike).tolist()]
@@ -238,31 +243,20 @@ def read_columns(
     return columns
 
 
-def read_entries(shards: Iterable[Path], names: Iterable[str], count: int, most: int) -> Iterator[list[bytes]]:
-    """Yield the names and Features of the first examples in these files, joined, those of many examples at a time.
-
-    They are equal if the Features are. Reading ends after `most` bytes. Checksums are not compared.
+def read_at(shard: ShardFile, numbers: Collection[int]) -> dict[int, dict[bytes, bytes]]:
+    """Return the Features of the examples with these numbers in a file, by number and name.
 
     Raises:
-        DamagedRecord: A file is truncated.
+        DamagedRecord: The file is truncated or a checksum is wrong.
     """
-    import numpy as np
-
-    chosen = {name.encode() for name in names}
-    for piece in _pieces(shards, count, most, verified=False):
-        located, is_alike = _located(piece, chosen)
-        runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        for entries in (entries for name, entries in located.items() if name in chosen):
-            if runs and runs[-1][1] is entries.starts:
-                runs[-1] = (runs[-1][0], entries.ends)
-            else:
-                runs.append((entries.starts, entries.ends))
-        parts = [piece.slices(*run) for run in runs]
-        joined = parts[0] if len(parts) == 1 else [*map(b"".join, zip(*parts, strict=True))]
-        for index in np.flatnonzero(~is_alike).tolist():
-            features = features_of(piece.message(index))
-            joined[index] = b"".join(example_entry(name, features[name]) for name in sorted(chosen))
-        yield joined
+    examples: dict[int, dict[bytes, bytes]] = {}
+    start = 0
+    for piece in _pieces([shard], max(numbers, default=-1) + 1, math.inf):
+        stop = start + len(piece.starts)
+        inside = (number for number in numbers if start <= number < stop)
+        examples |= {number: features_of(piece.message(number - start)) for number in inside}
+        start = stop
+    return examples
 
 
 class _Piece(NamedTuple):
@@ -302,18 +296,17 @@ class _Piece(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """The offsets of a Feature in many messages: of its entry, of the name in the entry, and of the entry's end."""
+    """The offsets of a Feature in many messages: of the name in its entry, and of the entry's end."""
 
-    starts: NDArray[np.int64]
     names: NDArray[np.int64]
     ends: NDArray[np.int64]
 
 
-def _pieces(shards: Iterable[Path], count: int, most: float, *, verified: bool) -> Iterator[_Piece]:
+def _pieces(shards: Iterable[ShardFile], count: int, most: float) -> Iterator[_Piece]:
     """Yield the first `count` messages of these files, those of about PIECE_BYTES at a time; end after `most` bytes.
 
     Raises:
-        DamagedRecord: A file is truncated or, if they are verified, a checksum is wrong.
+        DamagedRecord: A file is truncated or a checksum is wrong.
     """
     import numpy as np
 
@@ -330,8 +323,7 @@ def _pieces(shards: Iterable[Path], count: int, most: float, *, verified: bool) 
                 data = data[offsets[-1] :]
                 if not len(starts):
                     continue
-                if verified:
-                    piece.verify()
+                piece.verify()
                 yield piece
                 count -= len(piece.starts)
                 most -= int(sizes[:enough][-1])
@@ -356,12 +348,8 @@ def _offsets(data: bytes, count: int) -> NDArray[np.int64]:
     return np.array(offsets)
 
 
-def _located(piece: _Piece, unchecked: Collection[bytes] = ()) -> tuple[dict[bytes, _Entries], NDArray[np.bool_]]:
-    """Return where each Feature of the first message is in all messages, by name, and which have the same Features.
-
-    `unchecked` are names that are not compared with those of the first message: a caller that compares the bytes of
-    their entries compares the names, too.
-    """
+def _located(piece: _Piece) -> tuple[dict[bytes, _Entries], NDArray[np.bool_]]:
+    """Return where each Feature of the first message is in all messages, by name, and which have the same Features."""
     import numpy as np
 
     octets = np.frombuffer(piece.data, np.uint8)
@@ -369,16 +357,14 @@ def _located(piece: _Piece, unchecked: Collection[bytes] = ()) -> tuple[dict[byt
     is_alike = np.ones(len(piece.starts), np.bool_)
     _, end = _varints(octets, piece.starts + 1)
     for name in features_of(piece.message(0)):
-        start = end
-        length, content = _varints(octets, start + 1)
+        length, content = _varints(octets, end + 1)
         end = content + length
-        located[name] = _Entries(start, content, end)
-        if name not in unchecked:
-            expected = _name_of(name)
-            views = piece.views(len(expected))
-            names = views[np.clip(content, 0, len(views) - 1)]
-            if names.tobytes() != expected * len(names):
-                is_alike &= np.array([name == expected for name in names.tolist()])
+        located[name] = _Entries(content, end)
+        expected = _name_of(name)
+        views = piece.views(len(expected))
+        names = views[np.clip(content, 0, len(views) - 1)]
+        if names.tobytes() != expected * len(names):
+            is_alike &= np.array([name == expected for name in names.tolist()])
     return located, is_alike & (end == piece.ends)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterable
+import hashlib
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from slipway.components.prepare_data.encoding.messages import features_of, field, values
-from slipway.components.prepare_data.encoding.records import Label, read_entries
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.records import Label, ShardFile, read_at
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.listing.repeats import Repeats
 from slipway.core.formatting import brief
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# The first examples of the splits that are compared, of which hashes are held in memory (8 bytes each, twice while they
-# are sorted); fewer if they have more bytes.
-MAX_EXAMPLES, MAX_BYTES = 4_000_000, 1 << 30
+    from slipway.components.prepare_data.encoding.table_rows import Rows
+
+# The first examples of the splits that are compared, of which hashes are held in memory (16 bytes each, and 8 bytes
+# once more while they are sorted).
+MAX_EXAMPLES = 4_000_000
+HASH_BYTES = 8
 LABEL = "label"
 INPUTS_SHOWN, CHARACTERS_SHOWN = 4, 40
+# Odd, with irregular bits: the fractional part of the golden ratio.
+FACTOR, SHIFT = 0x9E3779B97F4A7C15, 32
 
 
 class Conflicts(NamedTuple):
@@ -32,45 +38,111 @@ class Conflicts(NamedTuple):
     Attributes:
         examples: Their number.
         wrong: The number of those of which any model is wrong at least.
-        first: The index of the first one.
-        labels: The different labels of the examples with its inputs, as entries.
+        first: The indexes of the first one, and of one with each other label of the examples with its inputs.
     """
 
     examples: int
     wrong: int
-    first: int
-    labels: list[bytes]
+    first: list[int]
 
 
-def conflict_notes(folder: Path, manifest: Manifest, item: str, text_of: Callable[[Label], str]) -> list[str]:
+class InputHashes:
+    """Collects the hashes of the inputs of a shard's examples, and of their labels.
+
+    Args:
+        inputs: The names of the inputs.
+    """
+
+    def __init__(self, inputs: Collection[str]) -> None:
+        self._inputs = sorted(inputs)
+        self._columns = array("Q"), array("Q")
+
+    def add(self, features: Iterable[tuple[bytes, bytes]], label: int | None) -> None:
+        """Add an example with these Features; `label` is its class, None if the label is one of them."""
+        by_name = dict(features)
+        hashes, labels = self._columns
+        hashes.append(_hash(b"".join([by_name[name.encode()] for name in self._inputs])))
+        labels.append(_hash(by_name[LABEL.encode()]) if label is None else label)
+
+    def add_all(self, columns: tuple[NDArray[np.uint64], NDArray[np.uint64]]) -> None:
+        """Add the columns that `of_rows` has returned."""
+        for column, added in zip(self._columns, columns, strict=True):
+            column.frombytes(added.tobytes())
+
+    def of_rows(self, rows: Rows, labels: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the hashes of the inputs and of the labels of a table's rows.
+
+        Those of the inputs are other ones than `add` adds: numbers are hashed many at a time.
+        """
+        import numpy as np
+
+        def column_of(name: str) -> NDArray[np.uint64]:
+            if name in rows.numbers:
+                return rows.numbers[name].view(np.uint32).astype(np.uint64)
+            features, index = rows.coded[name]
+            return np.array([*map(_hash, features)], np.uint64)[index]
+
+        label = column_of(LABEL) if labels is None else labels.astype(np.uint64)
+        hashes = np.zeros(len(label), np.uint64)
+        for name in self._inputs:
+            hashes ^= column_of(name)
+            hashes *= np.uint64(FACTOR)
+            hashes ^= hashes >> np.uint64(SHIFT)
+        return hashes, label
+
+    def encoded(self) -> bytes:
+        """Return the hashes of the inputs, followed by those of the labels."""
+        return b"".join(column.tobytes() for column in self._columns)
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=HASH_BYTES).digest())
+
+
+def are_compared(kinds: Mapping[str, Kind], task: str, *, has_image: bool) -> bool:
+    """Return whether conflicts between examples with inputs of these kinds are looked for."""
+    return bool(kinds) and not has_image and task != "regression"
+
+
+def conflict_notes(
+    shards: Sequence[ShardFile], hashes: Sequence[Path], manifest: Manifest, item: str, text_of: Callable[[Label], str]
+) -> list[str]:
     """Return a note on equal inputs with different labels, if there are any.
 
     There is none on inputs of so few different values that equal ones are separate observations; see `Repeats`.
 
     Args:
-        folder: The folder of the shards.
+        shards: The files of the shards.
+        hashes: The files that `InputHashes` has encoded, of each shard.
         manifest: The data set's manifest.
         item: What an example is called.
         text_of: Returns a stored label as text.
     """
-    if manifest.has_image or manifest.task == "regression" or not manifest.inputs:
-        return []
     import numpy as np
 
-    shards = [folder / shard.file for split in manifest.splits.values() for shard in split.shards]
-    read = functools.partial(read_entries, shards, count=MAX_EXAMPLES, most=MAX_BYTES)
-    hashes = np.concatenate([np.fromiter(map(hash, inputs), np.int64, len(inputs)) for inputs in read(manifest.inputs)])
-    conflicts = find_conflicts(hashes, itertools.chain.from_iterable(read([LABEL])))
+    read, counts = [], []
+    for path in hashes:
+        read.append(np.frombuffer(path.read_bytes(), np.uint64).reshape(2, -1))
+        counts.append(read[-1].shape[1])
+        if sum(counts) >= MAX_EXAMPLES:
+            break
+    inputs, labels = np.concatenate(read, axis=1)[:, :MAX_EXAMPLES]
+    conflicts = find_conflicts(inputs, labels)
     if conflicts is None:
         return []
-    inputs = itertools.chain.from_iterable(read(manifest.inputs))
-    features = _features(next(itertools.islice(inputs, conflicts.first, None)))
+    examples: dict[int, dict[bytes, bytes]] = {}
+    start = 0
+    for shard, count in zip(shards, counts, strict=False):
+        numbers = {index - start for index in conflicts.first if start <= index < start + count}
+        if numbers:
+            examples |= {start + number: features for number, features in read_at(shard, numbers).items()}
+        start += count
+    features = examples[conflicts.first[0]]
     pairs = [f"{name} {_shown(features[name.encode()])}" for name in [*manifest.inputs][:INPUTS_SHOWN]]
     shown = ", ".join([*pairs, *(["…"] if len(manifest.inputs) > INPUTS_SHOWN else [])])
-    labels = [_features(label)[LABEL.encode()] for label in conflicts.labels]
-    named = ", ".join(sorted(text_of(tuple(values(label))) for label in labels))
+    named = ", ".join(sorted(text_of(tuple(values(example[LABEL.encode()]))) for example in examples.values()))
     total = sum(split.examples for split in manifest.splits.values())
-    compared = f"{len(hashes):,} {item}s compared" + (f" (of {total:,})" if len(hashes) < total else "")
+    compared = f"{len(inputs):,} {item}s compared" + (f" (of {total:,})" if len(inputs) < total else "")
     return [
         f"{conflicts.examples:,} of {compared} have the inputs of one with another label, such as {shown} ({named}): "
         f"any model is wrong on at least {conflicts.wrong:,}. Correct the labels, or add an input that tells them "
@@ -78,12 +150,12 @@ def conflict_notes(folder: Path, manifest: Manifest, item: str, text_of: Callabl
     ]
 
 
-def find_conflicts(hashes: NDArray[np.int64], entries: Iterable[bytes]) -> Conflicts | None:
+def find_conflicts(hashes: NDArray[np.uint64], labels: NDArray[np.uint64]) -> Conflicts | None:
     """Return the conflicts between examples, if there are any that are no separate observations.
 
     Args:
         hashes: The hash of each example's inputs.
-        entries: The label of each example, as an entry; read only if inputs are equal.
+        labels: The hash of each example's label.
     """
     import numpy as np
 
@@ -96,24 +168,19 @@ def find_conflicts(hashes: NDArray[np.int64], entries: Iterable[bytes]) -> Confl
     if not len(repeated) or repeats.are_observations:
         return None
     sets = np.searchsorted(repeated, hashes).clip(max=len(repeated) - 1)
-    is_repeated = repeated[sets] == hashes
-    sets = sets[is_repeated]
-    numbers: dict[bytes, int] = {}
-    labels = np.array([numbers.setdefault(entry, len(numbers)) for entry in itertools.compress(entries, is_repeated)])
-    pairs, counts = np.unique(sets * len(numbers) + labels, return_counts=True)
-    starts = np.flatnonzero(np.diff(pairs // len(numbers), prepend=-1))
+    index = np.flatnonzero(repeated[sets] == hashes)
+    sets = sets[index]
+    different, codes = np.unique(labels[index], return_inverse=True)
+    pairs, counts = np.unique(sets * len(different) + codes, return_counts=True)
+    starts = np.flatnonzero(np.diff(pairs // len(different), prepend=-1))
     is_conflict = np.diff(starts, append=len(pairs)) > 1
     if not is_conflict.any():
         return None
     examples = int(sizes[is_conflict].sum())
     right = int(np.maximum.reduceat(counts, starts)[is_conflict].sum())
-    first = int(is_conflict[sets].argmax())
-    of_first = [[*numbers][number] for number in np.unique(labels[sets == sets[first]]).tolist()]
-    return Conflicts(examples, examples - right, int(np.flatnonzero(is_repeated)[first]), of_first)
-
-
-def _features(entries: bytes) -> dict[bytes, bytes]:
-    return features_of(field(1, len(entries)) + entries)
+    of_first = np.flatnonzero(sets == sets[is_conflict[sets].argmax()])
+    _, firsts = np.unique(codes[of_first], return_index=True)
+    return Conflicts(examples, examples - right, index[of_first[np.sort(firsts)]].tolist())
 
 
 def _shown(feature: bytes) -> str:

@@ -87,14 +87,14 @@ class SourceKind:
         value = settings.tfds.data_dir if self.location == "tfds.data_dir" else None
         return f"data.{self.location or 'source'}", value or ""
 
-    def open(self, settings: DataSettings, column: str | None, task: TaskName) -> Source:
-        """Open the source.
+    def open(self, settings: DataSettings, column: str | None, task: TaskName, **known: object) -> Source:
+        """Open the source; `known` is what its opener would otherwise read.
 
         Raises:
             UserError: It cannot be opened.
         """
-        opener = cast("Callable[[str, DataSettings, str | None, TaskName], Source]", _function(self.opens))
-        return opener(self.argument_of(settings.source), settings, column, task)
+        opener = cast("Callable[..., Source]", _function(self.opens))
+        return opener(self.argument_of(settings.source), settings, column, task, **known)
 
 
 # The first row that matches data.source applies.
@@ -169,8 +169,8 @@ def closest(prefix: str, argument: str) -> str | None:
     return kinds[near].written(argument) if near else None
 
 
-def open_source(settings: DataSettings, task: TaskName = "classification") -> Source:
-    """Open the source that data.source names.
+def open_source(settings: DataSettings, task: TaskName = "classification", **known: object) -> Source:
+    """Open the source that data.source names; `known` is what it would otherwise read: see `SourceKind.open`.
 
     Raises:
         UserError: The source is unknown, cannot be opened, lacks a feature or column, or has no labels of the task.
@@ -182,7 +182,7 @@ def open_source(settings: DataSettings, task: TaskName = "classification") -> So
     if not kind.features:
         _refuse_features(settings, column, task)
     try:
-        source = kind.open(settings, column, task)
+        source = kind.open(settings, column, task, **known)
     except OSError as error:
         raise source_error(
             settings.source, f"{error.filename or settings.source} cannot be read: {error.strerror}.", allowed=kind.form

@@ -57,6 +57,8 @@ class Ignored:
         unusable_digest: A digest of all their keys and reasons.
         reasons: Their number by reason, of the first reasons.
         precision: The rounding of numbers that are inputs or targets.
+        missing: The cells without a value of the columns of numbers of a table of which only the first rows were read
+            to infer their kinds, by column.
     """
 
     count: int = 0
@@ -66,6 +68,7 @@ class Ignored:
     unusable_digest: bytes = b""
     reasons: Counter[str] = field(default_factory=Counter)
     precision: Precision = field(default_factory=Precision)
+    missing: Counter[str] = field(default_factory=Counter)
 
     def add(self, key: bytes) -> None:
         self.count += 1
@@ -95,6 +98,7 @@ class Ignored:
         self.unusable_digest += other.unusable_digest
         self.reasons += other.reasons
         self.precision.merge(other.precision)
+        self.missing += other.missing
 
 
 def common_reason(reason: str) -> str:
@@ -223,6 +227,7 @@ class Source(ABC):
         class_names: The class names of the additional features that are labels, by feature name.
         notes: Sentences for the user about how the source is read.
         has_ids: Whether the keys are the values of the column data.id.
+        is_table: Whether `rows` lists it, and its readers are `RowReader`s.
     """
 
     name: str
@@ -236,6 +241,7 @@ class Source(ABC):
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
     notes: Sequence[str] = ()
     has_ids: bool = False
+    is_table: bool = False
 
     @property
     def files(self) -> Sequence[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status, path_key
 from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
 from slipway.components.prepare_data.sources.tables.header import Header
-from slipway.components.prepare_data.sources.tables.inference import InferredColumn
+from slipway.components.prepare_data.sources.tables.inference import Cells, InferredColumn
 from slipway.components.prepare_data.sources.tables.input_table import InputTable, TablePart
 from slipway.components.prepare_data.sources.tables.listing import TableReader
 from slipway.core.manifest import TaskName
@@ -32,14 +33,20 @@ from slipway.core.values import stored_name
 
 
 def open_table_source(
-    argument: str, settings: DataSettings, group_column: str | None, task: TaskName
+    argument: str,
+    settings: DataSettings,
+    group_column: str | None,
+    task: TaskName,
+    cells: Mapping[str, Cells] | None = None,
 ) -> TableSource | KeyedTableSource:
     """Open the source `csv:FILE` or `parquet:FILE`. Image paths are absolute, or relative to the folder of the file.
+
+    The kinds of its columns are inferred from `cells`, if these are counted already: see `count_cells`.
 
     Raises:
         UserError: The file cannot be read, or columns are missing or cannot be inputs.
     """
-    table = InputTable(argument, settings, group_column, task)
+    table = InputTable(argument, settings, group_column, task, cells)
     is_plain = table.header.key is None and not table.schema.images
     return (TableSource if is_plain else KeyedTableSource)(table, settings.source)
 
@@ -71,10 +78,13 @@ class TableFileSource(Source):
         self._table.infer(whole=True)
         self._take_schema()
 
-    @property
-    def inferred(self) -> Mapping[str, InferredColumn]:
-        """The columns whose kinds were inferred, by name."""
-        return self._table.schema.inferred
+    def inferred(self, listed: Ignored) -> dict[str, InferredColumn]:
+        """Return the columns whose kinds were inferred, by name, after the rows were `listed`."""
+        schema = self._table.schema
+        return {
+            name: replace(column, missing=listed.missing[name]) if name in schema.judged else column
+            for name, column in schema.inferred.items()
+        }
 
     @property
     def item(self) -> str:
@@ -98,6 +108,8 @@ class TableFileSource(Source):
 
 class TableSource(TableFileSource):
     """A table, whose rows have no keys: they are listed many at a time, in parts."""
+
+    is_table = True
 
     @functools.cached_property
     def _sections(self) -> list[Section | None]:

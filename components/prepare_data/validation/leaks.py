@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.components.prepare_data.encoding.messages import all_values
-from slipway.components.prepare_data.encoding.records import read_sample
+from slipway.components.prepare_data.encoding.records import ShardFile, read_sample
 from slipway.core.formatting import number
 from slipway.core.manifest import Manifest
 
@@ -37,16 +37,16 @@ class Scores(NamedTuple):
     examples: int
 
 
-def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
+def leak_notes(shards: Sequence[ShardFile], manifest: Manifest) -> list[str]:
     """Return a note on the inputs that alone predict the class or the target, if there are any.
 
     Args:
-        folder: The folder of the shards.
+        shards: The files of the training split.
         manifest: The data set's manifest.
     """
-    suspect = _scores(folder, manifest, _comparable(manifest), FIRST_EXAMPLES, SUSPECT).reached
+    suspect = _scores(shards, manifest, _comparable(manifest), FIRST_EXAMPLES, SUSPECT).reached
     most = min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // max(1, len(suspect))))
-    leaks = _scores(folder, manifest, list(suspect), most, LEAST)
+    leaks = _scores(shards, manifest, list(suspect), most, LEAST)
     if not leaks.reached:
         return []
     measure, target = ("R²", "target") if manifest.task == "regression" else ("AUC", "class")
@@ -73,7 +73,8 @@ def near_model_notes(folder: Path, manifest: Manifest, metrics: Mapping[str, flo
     if value is None or "train" not in manifest.splits or len(manifest.inputs) < 2:
         return []
     least = max(LEAST_NEAR.get(manifest.task, 1.0), chance + NEAR * (value - chance))
-    near = _scores(folder, manifest, _comparable(manifest), FIRST_EXAMPLES, least)
+    shards = [folder / shard.file for shard in manifest.splits["train"].shards]
+    near = _scores(shards, manifest, _comparable(manifest), FIRST_EXAMPLES, least)
     if not near.reached:
         return []
     measure = "R²" if of_regression else "AUC"
@@ -91,13 +92,12 @@ def _comparable(manifest: Manifest) -> list[str]:
     return [name for name, network_input in inputs if network_input.kind != "image" and not network_input.stored_shape]
 
 
-def _scores(folder: Path, manifest: Manifest, names: Sequence[str], count: int, least: float) -> Scores:
+def _scores(shards: Sequence[ShardFile], manifest: Manifest, names: Sequence[str], count: int, least: float) -> Scores:
     """Return the scores of at least `least` among these inputs, on the first `count` training examples."""
     if not names:
         return Scores({}, frozenset(), 0)
     from slipway.components.prepare_data.validation.input_scores import score  # imports NumPy
 
-    shards = (folder / shard.file for shard in manifest.splits["train"].shards)
     labels, *columns = map(all_values, read_sample(shards, ["label", *names], count).values())
     values = dict(zip(names, columns, strict=True))
     scores = {name: score(values[name], labels, manifest.inputs[name], manifest.task) for name in names}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
 from slipway.components.prepare_data.encoding.messages import all_values
-from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.components.prepare_data.encoding.records import ShardFile, read_columns
 from slipway.core.formatting import brief
 from slipway.core.manifest import Manifest
 
@@ -37,11 +37,11 @@ def _few(count: int) -> int:
     return max(1, int(SMALL_FRACTION * count))
 
 
-def outlier_notes(folder: Path, manifest: Manifest, targets: InputStatistics) -> list[str]:
+def outlier_notes(shards: Sequence[ShardFile], manifest: Manifest, targets: InputStatistics) -> list[str]:
     """Return a note if a few of the training targets make most of the squared deviation from their mean.
 
     Args:
-        folder: The folder of the shards.
+        shards: The files of the training split.
         manifest: The data set's manifest.
         targets: The statistics of the training targets.
     """
@@ -54,7 +54,7 @@ def outlier_notes(folder: Path, manifest: Manifest, targets: InputStatistics) ->
         return []
     import numpy as np
 
-    columns = (read_columns([folder / shard.file], ["label"], shard.examples) for shard in train.shards)
+    columns = (read_columns([shard], ["label"], train.examples) for shard in shards)
     values = np.array([value for column in columns for value in all_values(column["label"])], np.float64)
     squares = (values - mean) ** 2
     count, share = outliers(squares)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.inputs import InputStatistics, Statistics, as_input, combine_statistics
 from slipway.components.prepare_data.encoding.messages import all_values
-from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.components.prepare_data.encoding.records import ShardFile, read_columns
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.listing.plan import stored_settings
 from slipway.components.prepare_data.sources.source import common_reason
@@ -30,6 +30,7 @@ def manifest_of(
     tally: Tally,
     statistics: Mapping[str, Statistics],
     checked: Checked | None,
+    shards: Mapping[str, Sequence[ShardFile]],
 ) -> Manifest:
     """Return the manifest of the data set that the tasks have written.
 
@@ -40,6 +41,7 @@ def manifest_of(
         tally: The tally of all shards.
         statistics: The statistics of the inputs by split.
         checked: How the images were validated; None without images.
+        shards: The files of the shards by split.
 
     Raises:
         UserError: A target has no logarithm.
@@ -62,7 +64,7 @@ def manifest_of(
         settings=stored_settings(settings, tasks.name, tasks.plan),
         task=source.task,
         classes=classes,
-        target=_target(tasks, train[LABEL], everything[LABEL], results["train"])
+        target=_target(tasks, train[LABEL], everything[LABEL], shards["train"])
         if source.task == "regression"
         else None,
         inputs={
@@ -99,7 +101,7 @@ def manifest_of(
 
 
 def _target(
-    tasks: ShardTasks, train: InputStatistics, everything: InputStatistics, shards: Iterable[ShardResult]
+    tasks: ShardTasks, train: InputStatistics, everything: InputStatistics, shards: Iterable[ShardFile]
 ) -> Input:
     """Return the description of a number that is predicted, with the statistics of its logarithm if so set.
 
@@ -119,11 +121,9 @@ def _target(
             fix="--set data.target=null",
         )
     logarithms = InputStatistics()
-    for result in shards:
-        if result.shard:
-            columns = read_columns([tasks.set_folder / result.shard.file], [LABEL], result.shard.examples)
-            for value in all_values(columns[LABEL]):
-                logarithms.add_numbers([math.log(float(value))])
+    for shard in shards:
+        for value in all_values(read_columns([shard], [LABEL], tasks.plan.examples())[LABEL]):
+            logarithms.add_numbers([math.log(float(value))])
     return as_input(LABEL, kind, logarithms, logarithms, tasks.settings).model_copy(update={"logarithmic": True})
 
 

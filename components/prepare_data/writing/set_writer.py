@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 
-from slipway.components.prepare_data.encoding.inputs import combine_statistics
+from slipway.components.prepare_data.encoding.inputs import Statistics, combine_statistics
 from slipway.components.prepare_data.encoding.records import Label
 from slipway.components.prepare_data.examples import readable, refuse, source_error
 from slipway.components.prepare_data.listing import split as splitting
@@ -37,6 +37,25 @@ class SetWriter:
     def write(self, fingerprint: Callable[[Records], str]) -> Manifest:
         """Write the data set; return its manifest. `fingerprint` computes its fingerprint from its records.
 
+        Raises:
+            UserError: The examples cannot be used: see `_results`.
+        """
+        results = self._results()
+        records = {split: [result.content for result in shard_results] for split, shard_results in results.items()}
+        return self._finish(fingerprint(records), results)
+
+    def scan(self) -> Manifest:
+        """Return the manifest that the data set would have, without a fingerprint.
+
+        Raises:
+            UserError: The examples cannot be used: see `_results`.
+        """
+        about, _, _ = self._described("", self._results())
+        return about
+
+    def _results(self) -> dict[str, list[ShardResult]]:
+        """Write all shards; return the results of each split, in order.
+
         If unusable images may be skipped, all images are validated first, so that splits and shards are the same as for
         a source without the unusable ones. Copies in other splits are found after all shards are written; if they are
         dropped, all shards are written again without them.
@@ -61,8 +80,7 @@ class SetWriter:
             skipped.add_copies(copies)
             results = self._write_shards()
         self._check_classes(results)
-        records = {split: [result.content for result in shard_results] for split, shard_results in results.items()}
-        return self._finish(fingerprint(records), results, combine(_tallies(results)))
+        return results
 
     def _write_shards(self) -> dict[str, list[ShardResult]]:
         """Write all shards; return the results of each split, in order.
@@ -110,24 +128,40 @@ class SetWriter:
         fix = f"remove the wrong copies: all {item}s of {{label}} in the split {{split}} are also in another split"
         splitting.check_every_class([label for label in classes if label in listed], present, fix, item)
 
-    def _finish(self, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
-        """Write the metadata files, the manifest last."""
-        folder, source = self._tasks.set_folder, self._tasks.source
-        events.phase("writing the statistics")
-        for stray in folder.glob(".*"):  # unfinished files of killed workers
-            stray.unlink()
+    def _described(
+        self, fingerprint: str, results: Mapping[str, list[ShardResult]]
+    ) -> tuple[Manifest, dict[str, Statistics], list[Copy]]:
+        """Return the manifest, the statistics of the splits, and the images that look the same in several of them."""
+        tasks, source = self._tasks, self._tasks.source
+        folder, shards = tasks.set_folder, tasks.shards(results)
         statistics = {
             split: combine_statistics(result.inputs for result in split_results)
             for split, split_results in results.items()
         }
         checked = self._validation.checked() if source.has_image else None
-        about = manifest_of(self._tasks, fingerprint, results, tally, statistics, checked)
+        about = manifest_of(tasks, fingerprint, results, combine(_tallies(results)), statistics, checked, shards)
         near = self._validation.across_splits()
-        notes_on_splits = [*near_duplicate_notes(near), *leak_notes(folder, about), *blank_notes(folder, about)]
-        notes_on_splits += conflict_notes(folder, about, source.item, self._text_of)
+        notes_on_splits = [
+            *near_duplicate_notes(near),
+            *leak_notes(shards["train"], about),
+            *blank_notes(folder, about),
+        ]
+        in_order = [result for split in about.splits for result in results[split]]
+        hashes = [tasks.results / result.input_hashes.file for result in in_order if result.input_hashes]
+        if hashes:
+            files = [shard for split in about.splits for shard in shards[split]]
+            notes_on_splits += conflict_notes(files, hashes, about, source.item, self._text_of)
         if about.target:
-            notes_on_splits += outlier_notes(folder, about, statistics["train"][LABEL])
-        about = about.model_copy(update={"notes": [*about.notes, *notes_on_splits]})
+            notes_on_splits += outlier_notes(shards["train"], about, statistics["train"][LABEL])
+        return about.model_copy(update={"notes": [*about.notes, *notes_on_splits]}), statistics, near
+
+    def _finish(self, fingerprint: str, results: Mapping[str, list[ShardResult]]) -> Manifest:
+        """Write the metadata files, the manifest last."""
+        folder, source = self._tasks.set_folder, self._tasks.source
+        events.phase("writing the statistics")
+        for stray in folder.glob(".*"):  # unfinished files of killed workers
+            stray.unlink()
+        about, statistics, near = self._described(fingerprint, results)
         for split, shard_results in results.items():
             with (folder / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
                 for result in shard_results:
@@ -135,7 +169,7 @@ class SetWriter:
                         hashes = (self._tasks.results / result.hashes.file).read_bytes()
                         file.write(hashes[: len(hashes) // 2])  # without the offsets
         write_dataset_info(folder, about, source)
-        write_statistics(folder, about, tally, self._tasks.listing.ignored, statistics, near)
+        write_statistics(folder, about, combine(_tallies(results)), self._tasks.listing.ignored, statistics, near)
         replace_file(folder / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from slipway.components import page
 from slipway.components.prepare_data.elsewhere import RemoteWorkers
 from slipway.components.prepare_data.encoding.features import described
 from slipway.components.prepare_data.encoding.image import import_decoder
+from slipway.components.prepare_data.encoding.records import ShardFile
 from slipway.components.prepare_data.examples import SPLITS
 from slipway.components.prepare_data.listing import split as splitting
+from slipway.components.prepare_data.listing.conflicts import are_compared
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Listing
 from slipway.components.prepare_data.listing.lists import deal, list_path, read_list
@@ -28,6 +31,7 @@ from slipway.components.prepare_data.validation.sampling import decoded_below
 from slipway.components.prepare_data.validation.skipped import SkippedImages
 from slipway.components.prepare_data.workers import Progress, Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.shards import ShardHasher, ShardResult, ShardTask, ShardWriter
+from slipway.components.prepare_data.writing.unwritten import UnwrittenShard
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 
@@ -49,6 +53,7 @@ class ShardTasks:
         scratch: The folder in which the source was listed, for temporary files.
         work: The work folder.
         workers: What writes the shards elsewhere; None for processes of this machine.
+        keeps_shards: Whether the data set is kept. Otherwise, shards of a table are not written.
         lists: The folder with the lists of the shards' examples.
         set_folder: The folder with the shards.
         results: The folder with the results of finished shards and the hashes of their images.
@@ -64,6 +69,7 @@ class ShardTasks:
     scratch: Path
     work: Path
     workers: RemoteWorkers | None = None
+    keeps_shards: bool = True
 
     def __post_init__(self) -> None:
         self.lists = self.scratch / "lists"
@@ -89,7 +95,7 @@ class ShardTasks:
         self.validated.mkdir(exist_ok=True)
         plan = self.current_plan()
         tasks = [
-            dataclasses.replace(task, path=None, result=self.validated / task.result.name)
+            dataclasses.replace(task, path=None, result=self.validated / task.result.name, hashes_inputs=False)
             for task in self._tasks(plan).values()
         ]
         return self._run_missing(tasks, plan)
@@ -104,6 +110,23 @@ class ShardTasks:
         for (split, _), result in zip(tasks, self._run_missing(list(tasks.values()), plan), strict=True):
             by_split[split].append(result)
         return by_split
+
+    def shards(self, results: Mapping[str, list[ShardResult]]) -> dict[str, list[ShardFile]]:
+        """Return the files of the shards with these results by split, in order."""
+        if self._are_written:
+            return {
+                split: [self.set_folder / result.shard.file for result in shard_results if result.shard]
+                for split, shard_results in results.items()
+            }
+        writer = ShardWriter(self.source, self.listing.spool, self.plan.classes)
+        unwritten: dict[str, list[ShardFile]] = {split: [] for split in SPLITS}
+        for (split, _), task in self._tasks(self.current_plan()).items():
+            unwritten[split].append(UnwrittenShard(writer, task))
+        return unwritten
+
+    @property
+    def _are_written(self) -> bool:
+        return self.keeps_shards or not self.source.is_table
 
     @property
     def groups_images(self) -> bool:
@@ -159,7 +182,8 @@ class ShardTasks:
             if tasks and tasks[0].decoded_below and self.source.has_image:
                 import_decoder(next(read_list(tasks[0].examples))[0])
             with Workers(writer, worker_count(self.settings.workers)) as processes:
-                yield from processes.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
+                load = functools.partial(page.load, TEMPLATE) if self.keeps_shards else None
+                yield from processes.run(tasks, tick, meanwhile=load)
         elif tasks:
             yield from self.workers.write(writer, tasks, tick, self._share_lists)
 
@@ -183,19 +207,21 @@ class ShardTasks:
 
     def _task(self, split: str, number: int, shards: int) -> ShardTask:
         file = f"{self.name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
+        source = self.source
         return ShardTask(
-            path=self.set_folder / file,
+            path=self.set_folder / file if self._are_written else None,
             examples=list_path(self._read_lists, split, number),
             result=self.results / f"{file}.json",
             # Images that were validated already are not decoded again.
             decoded_below=0 if self.skipped.validated else decoded_below(self.settings, self.plan.examples()),
             refuse_damaged=self.settings.damaged == "refuse",
             resize=self.settings.stored_size,
-            images=[name.encode() for name, about in self.source.features.items() if described(about) == "image"],
+            images=[name.encode() for name, about in source.features.items() if described(about) == "image"],
             max_skipped_named=int(self.settings.skip_corrupt * self.plan.examples()) + MAX_SKIPPED_LISTED,
             gaps=self.settings.has_gaps,
-            compared=self.source.has_image and self.settings.near_duplicates != "off" and not self.skipped.validated,
+            compared=source.has_image and self.settings.near_duplicates != "off" and not self.skipped.validated,
             by_content=not self.listing.repeats.are_observations,
+            hashes_inputs=are_compared(source.inputs, source.task, has_image=source.has_image),
         )
 
 
@@ -212,6 +238,10 @@ def finished(task: ShardTask) -> ShardResult | None:
             if not result.thumbnails:
                 return None
             manifest.verify_shard(task.thumbnails, result.thumbnails)
+        if task.hashes_inputs:
+            if not result.input_hashes:
+                return None
+            manifest.verify_shard(task.input_hashes, result.input_hashes)
     except (FileNotFoundError, ValidationError, UserError):
         return None
     return result

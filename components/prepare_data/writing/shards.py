@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import hashlib
 import os
@@ -23,6 +24,7 @@ from slipway.components.prepare_data.encoding.messages import bytes_feature, int
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.stored import is_changed, store, stored_info
 from slipway.components.prepare_data.examples import Damaged, Example, Unusable
+from slipway.components.prepare_data.listing.conflicts import InputHashes
 from slipway.components.prepare_data.listing.lists import batches, read_all, read_contents, read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
@@ -57,9 +59,9 @@ LABEL = "label"
 class ShardResult(BaseModel):
     """The result of a task: the images' tally, the inputs' statistics, the shard, and `ShardTask`'s other files.
 
-    `shard` and `hashes` are None if the images were only validated, `thumbnails` if they are not compared. `content` is
-    the SHA-256 (hex) of the shard's records with the images as they are in the source: the shard's own, unless images
-    were converted or resized.
+    `shard` and `hashes` are None if the examples were only validated, `thumbnails` if images are not compared,
+    `input_hashes` if no conflicts are looked for. `content` is the SHA-256 (hex) of the shard's records with the images
+    as they are in the source: the shard's own, unless images were converted or resized.
     """
 
     tally: Tally
@@ -68,6 +70,7 @@ class ShardResult(BaseModel):
     content: str = ""
     hashes: Shard | None = None
     thumbnails: Shard | None = None
+    input_hashes: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class ShardTask:
     """A worker's task: one shard.
 
     Attributes:
-        path: The shard's file; None if its images are only validated.
+        path: The shard's file; None if its examples are only validated.
         examples: The list of its examples; see `lists.read_list`.
         result: The file for the `ShardResult`, which marks the task as finished.
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
@@ -86,6 +89,7 @@ class ShardTask:
         gaps: Whether inputs that are numbers may be missing, as NaN.
         compared: Whether thumbnails of the images are collected, see `near_duplicates`.
         by_content: Whether the hash of an example without an image is that of its content rather than of its key.
+        hashes_inputs: Whether hashes of inputs and labels are collected, see `conflicts`.
     """
 
     path: Path | None
@@ -99,6 +103,7 @@ class ShardTask:
     gaps: bool
     compared: bool = False
     by_content: bool = False
+    hashes_inputs: bool = False
 
     @property
     def hashes(self) -> Path:
@@ -109,6 +114,11 @@ class ShardTask:
     def thumbnails(self) -> Path:
         """The file for the images' thumbnails."""
         return self.result.with_suffix(".thumbnails")
+
+    @property
+    def input_hashes(self) -> Path:
+        """The file for the hashes of the examples' inputs and labels."""
+        return self.result.with_suffix(".inputs")
 
 
 class ShardWriter:
@@ -141,18 +151,16 @@ class ShardWriter:
             UserError: The source changed.
             OSError: The shard cannot be written.
         """
-        counter = TallyCounter(max_skipped_named=task.max_skipped_named)
-        inputs = InputCounter(self._counted, gaps=self._source.inputs if task.gaps else ())
-        if self._reader is None:
-            self._reader = self._source.reader(remote.local_copies(self._scratch, self._source.spooled))
+        counter, inputs, reader = *self._counters(task), self._opened()
         thumbnails = Thumbnails() if task.compared else None
+        hashes = InputHashes(self._source.inputs) if task.hashes_inputs else None
         output: Iterator[object]
-        if isinstance(self._reader, RowReader):
-            output = blocks = self._rows(self._reader, task, counter, inputs, tick)
+        if isinstance(reader, RowReader):
+            output = blocks = self._rows(reader, task, counter, inputs, tick, hashes)
             write = functools.partial(_write_blocks, blocks)
         else:
             contents = read_contents(task.examples) if task.by_content and not self._source.has_image else {}
-            examples = self._usable(task, read_list(task.examples), counter, inputs, tick, thumbnails)
+            examples = self._usable(task, read_list(task.examples), counter, inputs, tick, thumbnails, hashes)
             output = records = self._records(task, examples, contents)
             write = functools.partial(_write_records, records)
         if task.path is None:
@@ -174,8 +182,27 @@ class ShardWriter:
             )
         if thumbnails:
             result.thumbnails = _written(task.thumbnails, thumbnails.encoded(), result.tally.examples)
+        if hashes:
+            result.input_hashes = _written(task.input_hashes, hashes.encoded(), result.tally.examples)
         task.result.write_text(result.model_dump_json())
         return result
+
+    def encoded(self, task: ShardTask) -> Iterator[bytes]:
+        """Yield the records of a shard of a table that was validated, many at a time."""
+        reader = self._opened()
+        assert isinstance(reader, RowReader)
+        counter, inputs = self._counters(task)
+        for _, _, data in self._rows(reader, dataclasses.replace(task, path=Path()), counter, inputs, lambda _: None):
+            yield data
+
+    def _opened(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._source.reader(remote.local_copies(self._scratch, self._source.spooled))
+        return self._reader
+
+    def _counters(self, task: ShardTask) -> tuple[TallyCounter, InputCounter]:
+        inputs = InputCounter(self._counted, gaps=self._source.inputs if task.gaps else ())
+        return TallyCounter(max_skipped_named=task.max_skipped_named), inputs
 
     def _usable(
         self,
@@ -185,6 +212,7 @@ class ShardWriter:
         inputs: InputCounter,
         tick: Tick,
         thumbnails: Thumbnails | None = None,
+        hashes: InputHashes | None = None,
     ) -> Iterator[Usable]:
         """Read, validate and count examples; yield the usable ones."""
         see = thumbnails.see if thumbnails else None
@@ -235,6 +263,8 @@ class ShardWriter:
                 continue
             if thumbnails:
                 thumbnails.take(key)
+            if hashes:
+                hashes.add(stored_additional, label if self._has_class else None)
             yield image, stored, key, label, additional, stored_additional
         tick(done - reported)
 
@@ -274,35 +304,52 @@ class ShardWriter:
             yield image_hash(image) if has_image else key_hash(contents.get(key, key)), record, original
 
     def _rows(
-        self, reader: RowReader, task: ShardTask, counter: TallyCounter, inputs: InputCounter, tick: Tick
+        self,
+        reader: RowReader,
+        task: ShardTask,
+        counter: TallyCounter,
+        inputs: InputCounter,
+        tick: Tick,
+        hashes: InputHashes | None = None,
     ) -> Iterator[Block]:
-        """Read, validate, count and encode a table's rows, many at a time."""
+        """Read, validate, count and encode a table's rows, many at a time; nothing is encoded without a path."""
+        import numpy as np
+
         from slipway.components.prepare_data.encoding.table_rows import records
 
         shard = read_all(task.examples)
         entries = reader.entries(shard.rows["offset"].astype("i8"))
         for chosen in batches(shard, reader.layout.entry_bytes):
             part = shard[chosen]
-            listed, keys = part.rows, part.key_list()
+            listed = part.rows
             rows = reader.rows(entries[chosen])
             if self._labels:
                 rows.coded[LABEL] = rows.coded[LABEL].changed(self._indicators)
+            labels = listed["group"] if self._has_class else None
+            compared = hashes.of_rows(rows, labels) if hashes else None
             try:
                 check_bytes(int(listed["size"].max()))
                 inputs.add_rows(rows)
             except Unusable:  # some cannot be used
+                keys = part.key_list()
                 contents = dict(zip(keys, part.contents(), strict=True)) if task.by_content else {}
-                hashed = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick), contents)]
+                usable = [*self._usable(task, part.examples(), counter, inputs, tick)]
+                if hashes and compared:
+                    are_usable = np.isin(np.array(keys, object), [key for _, _, key, *_ in usable])
+                    hashes.add_all((compared[0][are_usable], compared[1][are_usable]))
+                hashed = [*self._records(task, usable, contents)]
                 encoded = [record[1] for record in hashed]
-                hashes = array("Q", [record[0] for record in hashed])
-                yield hashes, array("Q", map(len, encoded)), b"".join(encoded)
+                yield array("Q", [record[0] for record in hashed]), array("Q", map(len, encoded)), b"".join(encoded)
                 continue
+            if hashes and compared:
+                hashes.add_all(compared)
             counter.add_classes(part.classes())
             tick(len(part))
             if task.path is not None:
-                data, lengths = records(reader.layout, rows, keys, listed["group"] if self._has_class else None)
-                hashes = key_hashes(part.contents() if task.by_content else keys)
-                yield hashes, array("Q", lengths.tobytes()), data
+                keys = part.key_list()
+                data, lengths = records(reader.layout, rows, keys, labels)
+                row_hashes = key_hashes(part.contents() if task.by_content else keys)
+                yield row_hashes, array("Q", lengths.tobytes()), data
 
 
 class ShardHasher(ShardWriter):

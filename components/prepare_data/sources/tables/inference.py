@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +77,7 @@ class InferredColumn:
         return truths if len({*truths.values()}) < len(truths) else {}
 
 
-class _Cells:
+class Cells:
     """What the cells of a column have in common."""
 
     def __init__(self, name: str, item: str) -> None:
@@ -229,15 +229,39 @@ class _Cells:
         return InferredColumn(kind, excluded, texts, self._missing, self._rows, self._written, doubt, self._empty)
 
 
+def count_cells(table: TableFile, columns: Mapping[str, int], whole: Collection[str]) -> dict[str, Cells]:
+    """Return what the cells of columns have in common.
+
+    Of a column whose first rows have many different numbers, the others are not read, unless it is one of `whole`:
+    whoever reads them raises `Misjudged` if one is not a number.
+
+    Args:
+        table: The table.
+        columns: The position of each column.
+        whole: The columns of which all rows are read.
+    """
+    cells = {name: Cells(name, table.item) for name in columns}
+    unread = set(range(len(table.names))) - {*columns.values()}
+    for batch in table.batches(but=unread):
+        for name, index in columns.items():
+            if index not in unread:
+                cells[name].add(batch.columns[index], batch.lines)
+                if name not in whole and cells[name].are_many_numbers:
+                    unread.add(index)
+        if len(unread) == len(table.names):
+            break
+    return cells
+
+
 def infer_kinds(
     table: TableFile,
     columns: Mapping[str, int],
     mistake: Mistake,
     *,
-    judged: set[str] | None = None,
+    cells: Mapping[str, Cells] | None = None,
     refuse_images: bool = True,
 ) -> dict[str, InferredColumn]:
-    """Infer the kinds of columns from all rows.
+    """Infer the kinds of columns.
 
     A column is numbers, if every cell is a number or missing and none has a leading zero, such as a zip code; else
     dates, texts of several words, or categories. One with another text in nearly every row is probably a key.
@@ -246,24 +270,14 @@ def infer_kinds(
         table: The table.
         columns: The position of each column.
         mistake: Returns the error with a message, and `fix`.
-        judged: Receives the columns of which the first rows have many different numbers. The others are then not read;
-            whoever reads them raises `Misjudged` if one is not a number. If None, all rows of all columns are read.
+        cells: The cells of these columns, and maybe of others, as `count_cells` counts them; of all rows if None.
         refuse_images: Whether a column may not have paths of images; else these are excluded.
 
     Raises:
         UserError: A column has paths of images.
     """
-    cells = {name: _Cells(name, table.item) for name in columns}
-    unread = set(range(len(table.names))) - {*columns.values()}
-    for batch in table.batches(but=unread):
-        for name, index in columns.items():
-            if index not in unread:
-                cells[name].add(batch.columns[index], batch.lines)
-                if judged is not None and cells[name].are_many_numbers:
-                    judged.add(name)
-                    unread.add(index)
-        if len(unread) == len(table.names):
-            break
+    counted = count_cells(table, columns, columns) if cells is None else cells
+    cells = {name: counted[name] for name in columns}
     _find_repeated_keys(table, columns, cells)
     inferred = {name: column.inferred(mistake, refuse_images=refuse_images) for name, column in cells.items()}
     for name in inferred.keys() & {*table.indexes}:
@@ -271,11 +285,13 @@ def infer_kinds(
     return inferred
 
 
-def _find_repeated_keys(table: TableFile, columns: Mapping[str, int], cells: Mapping[str, _Cells]) -> None:
+def _find_repeated_keys(table: TableFile, columns: Mapping[str, int], cells: Mapping[str, Cells]) -> None:
     """Find columns that have another text for nearly every different row of a table whose rows are repeated.
 
     The other columns must tell these rows apart, too: a shop that has one region is not the key of it.
     """
+    for column in cells.values():
+        column.are_repeated_keys = False
     possible = {name: columns[name] for name, column in cells.items() if column.may_be_keys}
     remaining = [columns[name] for name, column in cells.items() if name not in possible and not column.are_keys]
     if not possible or not remaining:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -14,6 +14,7 @@ from slipway.components.prepare_data.remote import open_file
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Ignored, ListedRows
 from slipway.components.prepare_data.sources.tables.header import COLUMNS, Header, HeaderReader
+from slipway.components.prepare_data.sources.tables.inference import Cells
 from slipway.components.prepare_data.sources.tables.listing import TableLister
 from slipway.components.prepare_data.sources.tables.row_checks import RowChecks
 from slipway.components.prepare_data.sources.tables.schema import read_schema
@@ -46,6 +47,7 @@ class InputTable:
         settings: The user's settings.
         group_column: The column of the group, if data.group_by is set.
         task: What is learned.
+        cells: The cells of its columns, if they are counted already: see `count_cells`.
 
     Attributes:
         path: The file.
@@ -59,14 +61,21 @@ class InputTable:
         UserError: The file cannot be read, or columns are missing or cannot be inputs.
     """
 
-    def __init__(self, argument: str, settings: DataSettings, group_column: str | None, task: TaskName) -> None:
+    def __init__(
+        self,
+        argument: str,
+        settings: DataSettings,
+        group_column: str | None,
+        task: TaskName,
+        cells: Mapping[str, Cells] | None = None,
+    ) -> None:
         self.path = local_path(argument).expanduser().absolute()
         self.task = task
         self.mistake = functools.partial(source_error, settings.source, allowed=COLUMNS)
         self._settings = settings
         self._ending = f".{settings.source.partition(':')[0]}"
         self._header_reader = HeaderReader(settings, group_column, self.mistake)
-        self.infer(whole=False)
+        self.infer(whole=False, cells=cells)
 
     @property
     def has_image(self) -> bool:
@@ -78,8 +87,8 @@ class InputTable:
         """Whether the table has the column of data.group_by."""
         return "group" in self.header.columns
 
-    def infer(self, *, whole: bool) -> None:
-        """Read the header and the schema; by default, numbers are inferred from the first rows: see `infer_kinds`."""
+    def infer(self, *, whole: bool, cells: Mapping[str, Cells] | None = None) -> None:
+        """Read the header and the schema; see `read_schema`."""
         try:
             with self.path.open("rb") as file:
                 table = self._open(file)
@@ -88,7 +97,7 @@ class InputTable:
                 self.header = self._header_reader.read(table)
                 self._refuse_pattern()
                 self.schema = read_schema(
-                    table, self.path, self.header, self._settings, self.task, self.mistake, whole=whole
+                    table, self.path, self.header, self._settings, self.task, self.mistake, whole=whole, cells=cells
                 )
         except OSError as error:
             raise self.mistake(f"{self.path} cannot be read: {error.strerror}.") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT
 from slipway.components.prepare_data.encoding.table_rows import PLAIN, Coded, RowFile, Rows, RowSpool, TableLayout
+from slipway.components.prepare_data.encoding.texts import missing_cells
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
 from slipway.components.prepare_data.sorting import DIGEST_BYTES
 from slipway.components.prepare_data.sources.precision import Precision
@@ -46,7 +48,7 @@ class TableLister:
         self._layout = schema.layout
         self._checks = checks
         self._task, self._header, self._inputs = schema.task, checks.header, schema.inputs
-        self._judged = {stored_name(name) for name in schema.judged}
+        self._judged = {stored_name(name): name for name in schema.judged}
         self._spellings = schema.spellings
         self._positions = {stored_name(name): at for name, at in self._header.additional.items()}
         self._positions[LABEL] = self._header.columns[LABEL]
@@ -55,28 +57,52 @@ class TableLister:
     def rows(
         self, batches: Iterable[Batch], ignored: Ignored, spool: RowSpool | None
     ) -> Iterator[tuple[Batch, ListedRows]]:
-        """Write the rows to the spool; yield them, and record those that are skipped, and the numbers' precision."""
+        """Write the rows to the spool; yield them, and record those that are skipped, and what is known of numbers."""
         for batch, columns in self._read(batches, ignored):
             yield batch, self._listed(batch, columns, ignored.precision, spool)
 
     def _read(self, batches: Iterable[Batch], ignored: Ignored) -> Iterator[tuple[Batch, Columns]]:
         """Yield the batches with their columns, without the rows that cannot be used."""
         for batch in batches:
+            parsed = self._parsed(batch)
+            ignored.missing += self._missing(batch, parsed)
             try:
-                yield batch, self._columns(batch)
+                yield batch, self._columns(batch, parsed)
             except Unusable:  # each row must be validated
                 usable = self._checks.usable(batch, ignored)
                 if len(usable):
-                    yield usable, self._columns(usable, validated=True)
+                    yield usable, self._columns(usable, self._parsed(usable), validated=True)
 
-    def _columns(self, batch: Batch, *, validated: bool = False) -> Columns:
-        """Return the columns of a batch.
+    def _parsed(self, batch: Batch) -> dict[str, NDArray[np.float64] | None]:
+        """Return the columns of numbers; None for one that has a cell that is not a number.
+
+        Raises:
+            Misjudged: That is unlike its first rows.
+        """
+        return {
+            name: numbers_in(
+                batch.columns[self._positions[name]], gaps=self._may_be_missing(name), judged=name in self._judged
+            )
+            for name in self._layout.numbers
+        }
+
+    def _missing(self, batch: Batch, parsed: Mapping[str, NDArray[np.float64] | None]) -> Counter[str]:
+        """Return the numbers of missing cells of the columns of which only the first rows were read."""
+        missing = Counter[str]()
+        for name, column in self._judged.items():
+            numbers = parsed[name]
+            is_missing = missing_cells(batch.columns[self._positions[name]]) if numbers is None else np.isnan(numbers)
+            missing[column] = int(np.count_nonzero(is_missing))
+        return missing
+
+    def _columns(
+        self, batch: Batch, parsed: Mapping[str, NDArray[np.float64] | None], *, validated: bool = False
+    ) -> Columns:
+        """Return the columns of a batch, of which the numbers are `parsed`.
 
         Raises:
             Unusable: A row cannot be used, or may be so.
-            Misjudged: A column of numbers has a cell that is not a number.
         """
-        parsed = {name: self._given(name, batch) for name in self._layout.numbers}
         if not validated and not all(self._are_valid(use, batch.columns[at])
                                      for use, at in self._header.columns.items()):  # fmt: skip
             raise Unusable
@@ -90,10 +116,6 @@ class TableLister:
             if kind.name == "number" and name in self._inputs and len(texts):
                 lists[name] = np.array([kind.from_text(text) for text in texts], np.float64)[index]
         return Columns(numbers, coded, lists)
-
-    def _given(self, name: str, batch: Batch) -> NDArray[np.float64] | None:
-        gaps = self._may_be_missing(name)
-        return numbers_in(batch.columns[self._positions[name]], gaps=gaps, judged=name in self._judged)
 
     def _may_be_missing(self, name: str) -> bool:
         return self._checks.gaps and name in self._inputs and name != LABEL
@@ -150,12 +172,15 @@ class TableLister:
         """Return the hash of each row that its key has: of the repr of the list of its cells."""
         columns = [batch.columns[at] for at in positions]
         if batch.simple:
-            joined = pyarrow.compute.binary_join_element_wise(*columns, "', '")
-            texts = pyarrow.compute.binary_join_element_wise("['", joined, "']", "").cast(pyarrow.binary()).to_pylist()
+            start = b"['"
+            last = pyarrow.compute.binary_join_element_wise(columns[-1], "']", "")
+            joined = pyarrow.compute.binary_join_element_wise(*columns[:-1], last, "', '")
+            texts = joined.cast(pyarrow.binary()).to_pylist()
         else:
+            start = b""
             rows = zip(*(column.to_pylist() for column in columns), strict=True)
             texts = [repr(list(cells)).encode() for cells in rows]
-        fresh = hashlib.blake2b(digest_size=DIGEST_BYTES).copy  # faster than a new one for each row
+        fresh = hashlib.blake2b(start, digest_size=DIGEST_BYTES).copy  # faster than a new one for each row
         hashes = []
         for text in texts:
             hashed = fresh()

@@ -15,7 +15,7 @@ from slipway.components.prepare_data.encoding.table_rows import TableLayout
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
 from slipway.components.prepare_data.sources.tables.header import LABEL, Header
-from slipway.components.prepare_data.sources.tables.inference import InferredColumn, infer_kinds
+from slipway.components.prepare_data.sources.tables.inference import Cells, InferredColumn, count_cells, infer_kinds
 from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Mistake, TableFile
 from slipway.core.values import stored_name
@@ -69,6 +69,7 @@ def read_schema(
     mistake: Mistake,
     *,
     whole: bool,
+    cells: Mapping[str, Cells] | None = None,
 ) -> Schema:
     """Return the schema of a table: kinds are those in data.features, else inferred for inputs, else text.
 
@@ -79,7 +80,8 @@ def read_schema(
         settings: The user's settings.
         task: What is learned.
         mistake: Returns the error of the table with a message and `fix`.
-        whole: Whether numbers are inferred from all rows, rather than from the first ones: see `infer_kinds`.
+        whole: Whether numbers are inferred from all rows, rather than from the first ones: see `count_cells`.
+        cells: The cells of the columns, if they are counted already.
 
     Raises:
         UserError: No column can be an input, or one of data.inputs cannot.
@@ -88,8 +90,10 @@ def read_schema(
     described = additional_kinds(settings)
     names = set(settings.inputs or (() if image else header.additional.keys() - {group}))
     columns = {name: index for name, index in header.additional.items() if name in names and name not in described}
-    judged: set[str] = set()
-    inferred = infer_kinds(table, columns, mistake, judged=None if whole else judged) if columns else {}
+    if cells is None:
+        cells = count_cells(table, columns, columns if whole else ()) if columns else {}
+    judged = set() if whole else {name for name in columns if cells[name].are_many_numbers}
+    inferred = infer_kinds(table, columns, mistake, cells=cells)
     kinds = {name: column.kind for name, column in inferred.items()} | described
     kinds = {name: kinds.get(name, Kind("text")) for name in header.additional}
     excluded: dict[str, str] = {}

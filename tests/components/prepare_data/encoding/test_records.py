@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.encoding import records
-from slipway.components.prepare_data.encoding.messages import bytes_feature, example_entry, features_of, float_feature
+from slipway.components.prepare_data.encoding.messages import bytes_feature, features_of, float_feature
 from slipway.components.prepare_data.encoding.records import (
     DamagedRecord,
     RecordEncoder,
+    read_at,
     read_columns,
-    read_entries,
     read_records,
 )
 from tests.components.prepare_data.conftest import example_parts
@@ -122,9 +122,8 @@ def test_columns_of_many_records_are_those_of_each(
         assert read_columns(paths, chosen, count) == {
             name: [each[name.encode()] for each in parsed[:count]] for name in chosen
         }
-        entries = [entry for piece in read_entries(paths, chosen, count, 1 << 30) for entry in piece]
-    keys = [name.encode() for name in chosen]
-    assert entries == [b"".join(example_entry(key, each[key]) for key in keys) for each in parsed[:count]]
+        numbers = data.draw(st.sets(st.integers(0, len(encoded[:middle]))))
+        assert read_at(paths[0], numbers) == {number: parsed[number] for number in numbers if number < middle}
 
 
 def test_reading_ends_after_so_many_bytes(tmp_path: Path) -> None:
@@ -135,7 +134,6 @@ def test_reading_ends_after_so_many_bytes(tmp_path: Path) -> None:
     shards = [tmp_path / str(number) for number in range(len(encoded))]
     for most, count in ((1, 1), (800, 1), (1000, 2), (2000, 3)):
         assert len(read_columns(shards, ["text"], 9, most)["text"]) == count
-        assert sum(map(len, read_entries(shards, ["text"], 9, most))) == count
 
 
 @given(data=st.data())

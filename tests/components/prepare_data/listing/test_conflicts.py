@@ -67,9 +67,6 @@ def test_of_many_examples_the_first_are_compared(
     rows = [[number, city, other] for number, city, _ in ROWS for other in ("yes", "no")]
     [note] = notes(tmp_path, make_settings, rows, "classification")
     assert " of 50 rows compared (of 400) have " in note
-    monkeypatch.undo()
-    monkeypatch.setattr(conflicts, "MAX_BYTES", 1)
-    assert notes(tmp_path, make_settings, [*rows, ROWS[0]], "classification") == []  # one row is compared
 
 
 def test_all_rows_are_compared(tmp_path: Path, make_settings: MakeSettings) -> None:
@@ -84,21 +81,21 @@ def test_all_rows_are_compared(tmp_path: Path, make_settings: MakeSettings) -> N
     st.integers(0, 2**31),
 )
 def test_conflicts_are_those_of_a_comparison_of_all_pairs(rows: list[tuple[int, str]], seed: int) -> None:
-    different = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, 201)  # a hash may be any number
+    different = np.random.default_rng(seed).integers(0, 2**64 - 1, 201, np.uint64)  # a hash may be any number
     labels: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for number, label in rows:
         labels[number][label] += 1
     repeats = Repeats()
     repeats.add(np.array([counts.total() for counts in labels.values()]), np.ones(len(labels), np.int64))
     expected = {number: counts for number, counts in labels.items() if len(counts) > 1}
-    entries = (label.encode() for _, label in rows)
-    found = conflicts.find_conflicts(different[[number for number, _ in rows]], entries)
+    labels_of = np.array([ord(label) for _, label in rows], np.uint64)
+    found = conflicts.find_conflicts(different[[number for number, _ in rows]], labels_of)
     if repeats.are_observations or not expected:
         assert found is None
         return
     assert found is not None
     first = next(index for index, (number, _) in enumerate(rows) if number in expected)
+    of_first = [index for index, (number, _) in enumerate(rows) if number == rows[first][0]]
     assert found.examples == sum(counts.total() for counts in expected.values())
     assert found.wrong == sum(counts.total() - max(counts.values()) for counts in expected.values())
-    assert found.first == first
-    assert sorted(found.labels) == sorted(label.encode() for label in expected[rows[first][0]])
+    assert found.first == [next(i for i in of_first if rows[i][1] == label) for label in expected[rows[first][0]]]

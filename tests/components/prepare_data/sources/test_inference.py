@@ -16,7 +16,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import check_source
 from slipway.components.prepare_data.sources.tables import input_table
-from slipway.components.prepare_data.sources.tables.inference import infer_kinds
+from slipway.components.prepare_data.sources.tables.inference import count_cells, infer_kinds
 from slipway.core.errors import UserError
 from slipway.core.tables import csv_file
 from slipway.core.tables.batch import Batch
@@ -206,9 +206,10 @@ def test_a_column_of_many_numbers_may_end_otherwise(
     path.write_text("\n".join(["x,label", *MANY, f"{last},1", "", "7,"]))
     settings = make_settings(f"csv:{path}", inputs=["x"])
     with path.open("rb") as file:
-        table, judged = csv_file.CsvFile(file, path, UserError), set[str]()
-        assert str(infer_kinds(table, {"x": 0}, UserError, judged=judged)["x"].kind) == "number"
-        assert judged == {"x"}
+        table = csv_file.CsvFile(file, path, UserError)
+        cells = count_cells(table, {"x": 0}, ())
+        assert str(infer_kinds(table, {"x": 0}, UserError, cells=cells)["x"].kind) == "number"
+        assert cells["x"].are_many_numbers
         whole = infer_kinds(table, {"x": 0}, UserError)["x"]
     assert (str(whole.kind), whole.missing, whole.rows) == (kind, last == "", len(MANY) + 2)
     with pytest.raises(UserError, match=rf"line {len(MANY) + 4} \(its label in the column label is missing"):
