@@ -1,9 +1,10 @@
-"""Preparing a table beside reading it, and predicting on it beside the network: `python -m benchmarks.tables`.
+"""Scanning and preparing a table beside reading it, and predicting on it: `python -m benchmarks.tables`.
 
 Makes two CSV files in a temporary folder: 20 columns of numbers and a class; 17 of numbers, three of categories and a
-target. Slipway prepares them, with `--against TREE` also with the code of another checkout. Beside it, the same file is
-read by pandas and by pyarrow, which write nothing, by a builder of TensorFlow Datasets, and by a hand-written loop that
-writes TFRecords with the csv module, tf.train.Example and tf.io.TFRecordWriter, without keys, splits or checks.
+target. Slipway prepares them, and scans them as `slipway init --table` and `slipway data check` do; with
+`--against TREE`, also with the code of another checkout. Beside it, the same file is read by pandas and by pyarrow,
+which write nothing, by a builder of TensorFlow Datasets, and by a hand-written loop that writes TFRecords with the csv
+module, tf.train.Example and tf.io.TFRecordWriter, without keys, splits or checks.
 
 With `--predict`, a network of one layer predicts on the rows by the code of `slipway predict` and of `slipway batch`
 with one process, without their start, also of a Parquet file. Beside it: the network alone, on batches that are in
@@ -44,6 +45,10 @@ TASKS = {"numbers": "classification", "mixed": "regression"}
 VARIANTS = {
     "slipway": "Slipway",
     "before": "Slipway before",
+    "init": "slipway init --table",
+    "init-before": "slipway init before",
+    "check": "slipway data check",
+    "check-before": "slipway data check before",
     "tfrecords": "hand-written TFRecords",
     "tfds": "TFDS builder",
     "pandas": "pandas.read_csv",
@@ -135,6 +140,7 @@ def measure(variant: str, table: Path, workers: int | None) -> tuple[float, floa
     """Return the CPU and the wall seconds of a variant, and its peak memory in megabytes."""
     run = {
         "tfrecords": write_tfrecords, "tfds": write_with_tfds, "pandas": read_pandas, "pyarrow": read_pyarrow,
+        "init": scan_new, "init-before": scan_new, "check": scan_configured, "check-before": scan_configured,
         "batch": predict_batch, "batch-before": predict_batch,
         **dict.fromkeys(PREDICT.keys() - {"batch", "batch-before"}, None),
     }.get(variant, lambda path: prepare_table(path, workers))  # fmt: skip
@@ -167,6 +173,26 @@ def prepare_table(table: Path, workers: int | None) -> None:
     with tempfile.TemporaryDirectory(dir=table.parent) as store:
         settings = DataSettings.model_validate({"source": f"csv:{table}", "store": store, "workers": workers})
         prepare(settings, replicas=1, task=TASKS[table.stem.partition("-")[0]])
+
+
+def scan_new(table: Path) -> None:
+    """Scan the table, and write the configuration that trains on it."""
+    from slipway.components.prepare_data.scan_table import scan_table
+    from slipway.pipelines.cli.table_file import configuration, summary
+
+    scanned = scan_table(table, "label")
+    summary(str(table), scanned)
+    configuration("project", f"csv:{table}", scanned, is_trees=False)
+
+
+def scan_configured(table: Path) -> None:
+    """Scan the table of a configuration."""
+    from slipway.components.prepare_data.scan_table import scan
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.pipelines.cli.table_file import summary
+
+    settings = DataSettings(source=f"csv:{table}", label="label")
+    summary(settings.source, scan(settings, TASKS[table.stem.partition("-")[0]]))
 
 
 def write_tfrecords(table: Path) -> None:
