@@ -1,7 +1,8 @@
 """Time of an all-reduce between two processes, each on a core of its own: `python -m benchmarks.all_reduce`.
 
 Compares TensorFlow's collectives over gRPC, gloo through PyTorch and through JAX (where they are installed), and the
-least that two processes can do over a loopback connection: each sends its gradients and adds those that it receives.
+least that two processes can do over a loopback connection: each sends its gradients and adds those that it receives;
+and the sum through shared memory that the engines use for the replicas of one machine.
 The gradients have the shapes of those of the networks of `benchmarks.step_rate --part processes`; nothing is trained.
 The engines combine them as in training: TensorFlow to two messages, PyTorch to one, and JAX not at all.
 """
@@ -70,6 +71,29 @@ def _connected(address: tuple[str, int]) -> socket.socket:
             time.sleep(0.01)
 
 
+def over_shared_memory(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
+    """Add with numpy in memory that both processes have, as the replicas of one machine do."""
+    from slipway.trainer.distributed.shared_sums import SharedSums, segment_bytes
+
+    name = f"\0slipway-benchmark-{address[1]}"
+    if rank:
+        link = socket.socket(socket.AF_UNIX)
+        while link.connect_ex(name):
+            time.sleep(0.01)
+        _, (segment,), _, _ = socket.recv_fds(link, 1, 1)
+    else:
+        segment = os.memfd_create("sums")
+        os.ftruncate(segment, segment_bytes(2))
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(name)
+            server.listen()
+            link, _ = server.accept()
+        socket.send_fds(link, [b"0"], [segment])
+    sums = SharedSums(rank, [link], segment)
+    gradients = [np.zeros(count, np.float32) for count in elements]
+    return lambda count: [sums.add(gradients) for _ in range(count)]
+
+
 def with_pytorch(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
     """All-reduce with gloo through PyTorch, which copies the gradients to one tensor."""
     import torch
@@ -121,7 +145,10 @@ def with_tensorflow(rank: int, address: tuple[str, int], elements: tuple[int, ..
     return lambda count: run(tf.constant(count)).numpy()
 
 
-SIDES = {"socket": over_a_socket, "tensorflow": with_tensorflow, "torch": with_pytorch, "jax": with_jax}
+SIDES = {
+    "socket": over_a_socket, "memory": over_shared_memory, "tensorflow": with_tensorflow, "torch": with_pytorch,
+    "jax": with_jax,
+}  # fmt: skip
 
 
 def measure(side: str, network: str, rank: int, port: int) -> None:
@@ -164,12 +191,13 @@ def together(side: str, network: str) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, action="append", help="only this one (repeatable)")
     parser.add_argument("--process", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.process:
         side, network, rank, port = options.process
         measure(side, network, int(rank), int(port))
-    sides = [side for side in SIDES if side == "socket" or importlib.util.find_spec(side)]
+    sides = options.side or [side for side in SIDES if side in ("socket", "memory") or importlib.util.find_spec(side)]
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for number, network, side in itertools.product(range(options.rounds), NETWORKS, sides):
         pairs = found.setdefault((network, side), [])
