@@ -200,6 +200,23 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
 
 
 @pytest.mark.usefixtures("networks")
+def test_gradients_summed_through_shared_memory_are_those_summed_through_the_network(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    config = make_job(
+        tiny, steps=150, steps_per_epoch=75, replicas=2, builder="sample_networks:normalized", clip_norm=0.2,
+        precision="mixed_float16",
+    )  # fmt: skip
+    checksums = set()
+    for value, line in (("0", "SLIPWAY_SHARED_SUMS=0"), ("1", "the replicas sum gradients through shared memory")):
+        ends = [worker.wait() for worker in workers.start_two(config, tmp_path / value, SLIPWAY_SHARED_SUMS=value)]
+        assert [end.status for end in ends] == [0, 0], ends
+        assert all(line in end.output for end in ends)
+        checksums |= {end.checksum for end in ends}
+    assert len(checksums) == 1
+
+
+@pytest.mark.usefixtures("networks")
 @pytest.mark.parametrize(
     "settings",
     [

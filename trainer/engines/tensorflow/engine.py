@@ -27,6 +27,7 @@ from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.features import Tensors, each, scaled, specs
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
+from slipway.trainer.distributed import shared_sums
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines import hooks
@@ -69,6 +70,7 @@ class TensorFlowEngine:
     # Set by `open`.
     _strategy: tf.distribute.Strategy
     _is_distributed: bool  # otherwise, the strategy is TensorFlow's default, and any function can use the variables
+    _sums: shared_sums.SharedSums | None
     # Set by `build`.
     _manifest: Manifest
     _model: keras.Model
@@ -124,6 +126,8 @@ class TensorFlowEngine:
             kind = "one device"
         self._is_distributed = self._strategy is not tf.distribute.get_strategy()
         self._names = devices
+        is_single = len(devices) == 1 and tensorflow_devices.kind(devices) == "CPU"
+        self._sums = shared_sums.join(cluster, self.agree) if is_single else None
         return (
             f"TensorFlow {tf.__version__}, {kind}, {self._local_devices} x {devices[0].partition(':')[0]} on this host"
         )
@@ -171,6 +175,7 @@ class TensorFlowEngine:
         self._loop = StepLoop(
             self._step, self._optimizer, layout, train, compiled=self._compiled and devices == 1,
             resident=self._names[0] if kind != "CPU" else None, own_augmentation=self._own_augmentation,
+            sums=self._sums,
         )  # fmt: skip
 
     def _refuse_foreign_variables(self, settings: ModelSettings) -> None:
@@ -330,6 +335,10 @@ class TensorFlowEngine:
             fits = network.largest_batch_that_fits(self._step.part, self._manifest, examples)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
+        except tf.errors.OpError as error:
+            if self._sums and self._sums.lost:
+                raise PeerLost(self._sums.lost) from error
+            raise
 
 
 # What gRPC, the collective operations and the coordination service raise when another process is lost.

@@ -19,6 +19,7 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each, scaled
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData, padded
+from slipway.trainer.distributed.shared_sums import SharedSums
 from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
@@ -60,6 +61,7 @@ class StepLoop:
         compiled: Whether XLA compiles the whole loop; single device only.
         resident: The device that holds an in-memory split for a compiled loop ("GPU:0"); None for the CPU.
         own_augmentation: The user's augmentation, or None.
+        sums: Sums the gradients of processes with one device each; None if the strategy does.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class StepLoop:
         compiled: bool,
         resident: str | None,
         own_augmentation: Custom | None = None,
+        sums: SharedSums | None = None,
     ) -> None:
-        self._step, self._optimizer, self._layout, self._train = step, optimizer, layout, train
+        self._step, self._optimizer, self._layout, self._train, self._sums = step, optimizer, layout, train, sums
         self._compiled, self._resident, self._own_augmentation = compiled, resident, own_augmentation
 
     def on(self, data: TrainingData, first: int) -> Call:
@@ -154,7 +157,7 @@ class StepLoop:
                 inputs, labels = batch(device % self._layout.local_devices, *fetched)
             metrics, gradients = self._step.gradients(*self._prepared(inputs, labels, step, device))
             if self._layout.devices > 1:
-                gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+                gradients = self._summed(gradients)
             if self._step.loss_scale:
                 return metrics, gradients
             self._step.update(gradients)
@@ -176,6 +179,17 @@ class StepLoop:
             lambda number, *_: number < count, one, (tf.constant(0), metrics, tf.constant(0.0, tf.float64))
         )
         return metrics.stack(), waited
+
+    def _summed(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum gradients over all devices, in replica context."""
+        if self._sums is None:
+            context = tf.distribute.get_replica_context()
+            sums: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+            return sums
+        add = self._sums.add
+        # Stateful: a graph runs it once in each step, in order.
+        sums = tf.numpy_function(lambda *arrays: add(arrays), gradients, [gradient.dtype for gradient in gradients])
+        return [tf.ensure_shape(total, gradient.shape) for total, gradient in zip(sums, gradients, strict=True)]
 
     def _update_if_finite(self, gradients: list[tf.Tensor]) -> None:
         """Apply the gradients of a step with loss scaling, in cross-replica context; skips non-finite gradients."""
