@@ -54,9 +54,11 @@ def join(cluster: Cluster, agree: Callable[[Sequence[float]], Sequence[float]]) 
         agree: Function that returns the maxima of numbers over all processes.
 
     Returns:
-        None for a single process, for several machines, and where a process cannot share memory with the others, which
-        is logged.
+        None for a single process, for several machines, for a rehearsal of them, which sums as they do, and where a
+        process cannot share memory with the others, which is logged.
     """
+    if cluster.accelerators.kind == "virtual":
+        return None
     if not 1 < cluster.world_size == cluster.on_this_machine or cluster.tasks[0].host_and_port[0] not in LOOPBACK:
         return None
     sums, reason = None, "another replica cannot share memory"
@@ -101,8 +103,9 @@ def _gathered(server: socket.socket, processes: int) -> SharedSums:
         closed.callback(os.close, segment)
         os.ftruncate(segment, segment_bytes(processes))
         pairs = {pair: socket.socketpair() for pair in itertools.combinations(range(processes), 2)}
-        for link in itertools.chain.from_iterable(ends[pair[0] == 0 :] for pair, ends in pairs.items()):
-            closed.callback(link.close)
+        for (first, _), ends in pairs.items():
+            for link in ends[1:] if first == 0 else ends:  # the first end of its own pairs is kept
+                closed.callback(link.close)
         for _ in range(1, processes):
             process = closed.enter_context(server.accept()[0])
             process.settimeout(JOIN_SECONDS)

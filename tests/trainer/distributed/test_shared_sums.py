@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -170,11 +171,12 @@ def test_a_name_in_use_and_the_variable_turn_it_off(
     assert "SLIPWAY_SHARED_SUMS=0" in caplog.text
 
 
-def test_replicas_on_several_machines_and_a_single_one_are_not_asked() -> None:
+def test_replicas_on_several_machines_or_in_a_rehearsal_and_a_single_one_are_not_asked() -> None:
     def refuse(_: Sequence[float]) -> list[float]:
         raise AssertionError
 
-    for cluster in (*clusters_of(1), *clusters_of(2, host="10.0.0.1")):
+    rehearsal = replace(clusters_of(2)[0], accelerators=Accelerators("virtual", 1, "SLIPWAY_VIRTUAL_DEVICES"))
+    for cluster in (*clusters_of(1), *clusters_of(2, host="10.0.0.1"), rehearsal):
         assert shared_sums.join(cluster, refuse) is None
     tasks = (Task("worker", 0, "127.0.0.1:1"), Task("worker", 1, "elsewhere:1"))
     assert shared_sums.join(Cluster(tasks, 0, "TF_CONFIG", Accelerators("cpu", 0, "device files")), refuse) is None
