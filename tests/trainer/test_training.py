@@ -200,6 +200,20 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
 
 
 @pytest.mark.usefixtures("networks")
+def test_a_killed_replica_ends_a_sum_through_shared_memory(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    config = make_job(
+        tiny, steps=20_000, steps_per_epoch=1000, replicas=2, builder="sample_networks:killed_in_a_sum"
+    )  # fmt: skip
+    chief, _ = workers.start_two(config, tmp_path)
+    end = chief.wait()
+    assert end.status == 138, end
+    assert "cannot continue alone: the process of rank 1 has ended" in end.output
+    assert "Traceback" not in end.output + end.errors
+
+
+@pytest.mark.usefixtures("networks")
 def test_gradients_summed_through_shared_memory_are_those_summed_through_the_network(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
