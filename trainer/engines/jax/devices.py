@@ -22,6 +22,7 @@ from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import SLICE, Cluster, read
 from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
+from slipway.trainer.distributed.shared_sums import SharedSums
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
@@ -201,6 +202,7 @@ class TopologyDevices(Devices):
 def configure(on_this_machine: int) -> None:
     """Configure JAX before it claims the devices, which `on_this_machine` processes of the job share."""
     logging.getLogger("jax").setLevel(logging.WARNING)  # it logs every accelerator that is missing
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # it logs errors that it raises
     let_tensorflow_only_read()
     virtual = virtual_devices(os.environ)
     if virtual:
@@ -232,13 +234,15 @@ def _join(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def errors_named(cluster: Cluster) -> Iterator[None]:
+def errors_named(cluster: Cluster, sums: SharedSums | None = None) -> Iterator[None]:
     """Convert the errors of a lost replica and of exhausted memory to PeerLost and OutOfMemory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         text = str(error)
         first = text.partition("\n")[0]
+        if sums and sums.lost:
+            raise PeerLost(sums.lost) from error
         if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
             raise OutOfMemory(first) from error
         if cluster.world_size > 1 and _LOST.search(text):

@@ -25,6 +25,7 @@ from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.distributed import shared_sums
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import (
@@ -84,6 +85,7 @@ class JaxEngine:
     def __init__(self, devices: TopologyDevices | None = None) -> None:
         if devices is not None:
             self._devices = devices
+        self._sums: shared_sums.SharedSums | None = None
         self._variables: Variables = ([], [], [])
         self._in_model = False  # whether the network has their values
         self._stage: Stage | None = None
@@ -95,6 +97,8 @@ class JaxEngine:
         with errors_named(cluster):
             self._devices = Devices(cluster)
         devices = self._devices
+        if len(devices.local) == 1 and devices.kind == "CPU":
+            self._sums = shared_sums.join(cluster, self.agree)
         there = f", {len(devices.all)} in {cluster.world_size} processes" if cluster.world_size > 1 else ""
         return f"JAX {jax.__version__}, {len(devices.local)} x {devices.kind} on this host{there}"
 
@@ -157,12 +161,13 @@ class JaxEngine:
             and self._devices.cluster.world_size > 1
             and layouts is None
             and looks_at_one_example(self._model),
+            sums=self._sums,
         )
         self._measure = self._step.measuring()
         self._place([variable for group in self._groups() for variable in group])
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepMetrics:
-        with errors_named(self._devices.cluster):
+        with errors_named(self._devices.cluster, self._sums):
             if self._feed is None:
                 self._feed = self._feed_for(data, step)
             self._in_model = False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order
+from slipway.trainer.distributed.shared_sums import SharedSums
 from slipway.trainer.engines.jax.devices import AXIS, Devices
 from slipway.trainer.engines.jax.remat import rematerialized
 from slipway.trainer.engines.jax.sharding import GATHERED, Gathering
@@ -68,6 +70,7 @@ class Step:
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
         own_augmentation: The user's augmentation, or None.
         sums_together: Whether the devices' gradients are summed as one vector; requires `looks_at_one_example`.
+        sums: Sums that vector over processes with one device each; None if XLA does.
     """
 
     model: keras.Model
@@ -83,6 +86,7 @@ class Step:
     is_loop_fast: bool
     own_augmentation: Custom | None = None
     sums_together: bool = False
+    sums: SharedSums | None = None
 
     def from_memory(self) -> Steps:
         """Return steps on (inputs, labels, order).
@@ -273,13 +277,21 @@ class Step:
         def of_part(*arguments: Any) -> tuple[Arrays, tuple[Arrays, jax.Array]]:
             gradients, (non_trainable, metrics) = gradient(*arguments)
             vector, divided = ravel_pytree((gradients, metrics))
-            gradients, metrics = divided(jax.lax.psum(vector, AXIS))
+            gradients, metrics = divided(self._over_processes(vector))
             return gradients, (non_trainable, metrics)
 
         whole, part = PartitionSpec(), PartitionSpec(AXIS)
         arguments = (whole, whole, part, part, whole)
         # Checked, JAX would sum each array itself.
         return jax.shard_map(of_part, mesh=self.devices.mesh, in_specs=arguments, out_specs=whole, check_vma=False)
+
+    def _over_processes(self, vector: jax.Array) -> jax.Array:
+        # Micro-batches could be summed in any order: nothing that they compute depends on those before.
+        if self.sums is None or self.train.accumulation > 1:
+            return jax.lax.psum(vector, AXIS)
+        add = self.sums.add
+        total = jax.ShapeDtypeStruct(vector.shape, vector.dtype)
+        return io_callback(lambda part: add([np.asarray(part)])[0], total, vector)
 
     def _loss(
         self, trained: Arrays, non_trainable: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
