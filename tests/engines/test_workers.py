@@ -131,6 +131,29 @@ def test_gradients_summed_as_one_vector_are_those_summed_one_by_one(bench: Bench
     np.testing.assert_allclose(found[False], found[True], rtol=1e-5)
 
 
+def test_sums_through_shared_memory_are_those_through_the_network(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    """On pytorch with micro-batches, and a first stage of which other parameters have no gradients."""
+    settings = {"builder": TWO, "stages": STAGES, "accumulation": 2} if ENGINE == "pytorch" else {}
+    config = bench.job(steps=600, steps_per_epoch=75, replicas=2, clip_norm=0.5, **settings)
+    checksums = set()
+    for value, line in (("0", "SLIPWAY_SHARED_SUMS=0"), ("1", "the replicas sum gradients through shared memory")):
+        pair = workers.start_two(config, tmp_path / value, **BUILDERS, SLIPWAY_SHARED_SUMS=value)
+        ends = [worker.wait() for worker in pair]
+        assert [end.status for end in ends] == [0, 0], ends
+        assert all(line in end.output for end in ends)
+        checksums |= {end.checksum for end in ends}
+    assert len(checksums) == 1
+
+
+def test_a_killed_replica_ends_a_sum_through_shared_memory(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=20_000, steps_per_epoch=1000, replicas=2, builder="sample_networks:killed_in_a_sum")
+    chief, _ = workers.start_two(config, tmp_path)
+    end = chief.wait()
+    assert end.status == PEER_LOST, end
+    assert "cannot continue alone: the process of rank 1 has ended" in end.output
+    assert "Traceback" not in end.output + end.errors
+
+
 @pytest.mark.engine("jax")
 def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
     config = bench.job(**SHARDED, sharding="fsdp")

@@ -17,6 +17,7 @@ from slipway.core.errors import UserError
 from slipway.core.memory import available_bytes
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.rendezvous import listen
+from slipway.trainer.distributed.shared_sums import ProcessEnded
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
@@ -158,6 +159,8 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
     """Convert the errors of a lost replica and of exhausted memory to PeerLost and OutOfMemory."""
     try:
         yield
+    except ProcessEnded as error:
+        raise PeerLost(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(str(error).partition("\n")[0]) from error
     except RuntimeError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import torch
+import torch.distributed as distributed
 from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,6 +26,7 @@ from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.features import Labels, blank, each
 from slipway.trainer.data.inputs import DEVICE_MEMORY_FRACTION, Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.distributed import shared_sums
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import (
@@ -64,6 +67,7 @@ class PyTorchEngine:
 
     # Set by `open`.
     _devices: Devices
+    _joined: shared_sums.SharedSums | None
     # Set by `build`.
     _job: JobConfig
     _manifest: Manifest
@@ -73,6 +77,7 @@ class PyTorchEngine:
     _freeze_others: Callable[[Collection[str]], None]
     # Set by `begin`.
     _step: Step
+    _sums: shared_sums.SharedSums | None
     # The variables to export, gathered by `weights_checksum` on the chief if they are sharded.
     _trained: dict[str, torch.Tensor]
 
@@ -85,6 +90,7 @@ class PyTorchEngine:
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
             self._devices = Devices(cluster)
+        self._joined = shared_sums.join(cluster, self.agree) if self._devices.kind == "CPU" else None
         several = f", one of {cluster.world_size} processes" if cluster.world_size > 1 else ""
         return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
 
@@ -119,6 +125,7 @@ class PyTorchEngine:
             gc.collect()  # removes the hooks of the earlier DistributedDataParallel
         self._stage = stage
         self._freeze_others(stage.trainable)
+        self._sums = self._joined if self._can_sum() else None
         self._step = Step(
             network=self._network,
             wrapped=self._wrapped(),
@@ -131,14 +138,27 @@ class PyTorchEngine:
             devices=devices,
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             recomputing=rematerialization(job, self._network),
+            sums=self._sums,
         )
         self._batches, self._position = None, 0
         # Counting gathers the parameters, so all processes do it together.
         with errors_named(devices.cluster):
             self._counted = self._flops() if self._is_sharded else None
 
+    def _can_sum(self) -> bool:
+        """Whether the step may sum gradients through shared memory: those that NumPy has, of whole parameters."""
+        are_sparse = any(getattr(module, "sparse", False) for module in self._network.modules())
+        trained = self._network.trained()
+        has_types = all(parameter.dtype in (torch.float32, torch.float64) for parameter in trained)
+        return bool(trained) and has_types and not (are_sparse or self._is_sharded)
+
     def _wrapped(self) -> torch.nn.Module:
         if self._devices.cluster.world_size == 1 or self._is_sharded or not self._network.trained():
+            return self._network
+        if self._sums:
+            with errors_named(self._devices.cluster), torch.no_grad():
+                for tensor in itertools.chain(self._network.parameters(), self._network.buffers()):
+                    distributed.broadcast(tensor, 0)
             return self._network
         # find_unused_parameters keeps the order in which gradients are summed constant, so that a resumed run gets the
         # same sums as an uninterrupted one. Buffers are equal on all processes, since BatchNorm is rejected.

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import each
+from slipway.trainer.distributed.shared_sums import SharedSums
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
@@ -29,7 +30,7 @@ class Step:
 
     Args:
         network: The Network.
-        wrapped: `network` in DistributedDataParallel if there are several processes, else `network` itself.
+        wrapped: `network` in DistributedDataParallel if that sums the gradients of several processes, else `network`.
         optimizer: The optimizer made by `optimizer.make`.
         scaler: A torch.amp.GradScaler, enabled only in mixed_float16.
         objective: The loss and the metric.
@@ -39,6 +40,7 @@ class Step:
         devices: This process's Devices.
         own_augmentation: The user's augmentation, or None.
         recomputing: The context of a forward pass.
+        sums: Sums the gradients of all processes; None if nothing does, or DistributedDataParallel.
     """
 
     network: Network
@@ -52,6 +54,7 @@ class Step:
     devices: Devices
     own_augmentation: Custom | None = None
     recomputing: Recomputing = contextlib.nullcontext
+    sums: SharedSums | None = None
 
     def run(self, decoded: Tensors, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
         """Run one update; return this process's mean loss and metric before it, float32 [2] on the device.
@@ -83,6 +86,8 @@ class Step:
                 metrics += self._backward(
                     *(each(lambda tensor, chosen=chosen: tensor[chosen], of) for of in (inputs, labels))
                 )
+        if self.sums:
+            self._average(self.sums)
         self._update(rate)
         return metrics
 
@@ -96,6 +101,22 @@ class Step:
         if loss.requires_grad:
             self.scaler.scale(loss).backward()
         return torch.stack([loss.detach(), (metrics.detach().sum() / self.batch).to(loss.dtype)])
+
+    def _average(self, sums: SharedSums) -> None:
+        """Average the gradients over all processes, as DistributedDataParallel does with find_unused_parameters.
+
+        A parameter that no process used keeps no gradient.
+        """
+        parameters = self.network.trained()
+        processes = self.devices.cluster.world_size
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.div_(processes)
+            for parameter in parameters
+        ]
+        used = np.array([parameter.grad is not None for parameter in parameters], gradients[0].numpy().dtype)
+        *totals, users = sums.add([*(gradient.numpy() for gradient in gradients), used])
+        for parameter, total, count in zip(parameters, totals, users, strict=True):
+            parameter.grad = torch.from_numpy(total) if count else None
 
     def _update(self, rate: float) -> None:
         parameters = self.network.trained()
