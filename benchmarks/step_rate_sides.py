@@ -183,7 +183,12 @@ def flowers_layers() -> list[float]:
 
 
 def _without_all_reduce(engine: str) -> None:
-    """Let every replica of the tensorflow or pytorch engine keep its own gradients."""
+    """Let every replica keep its own gradients; on jax, only where they are summed through shared memory."""
+    from slipway.trainer.distributed.shared_sums import SharedSums
+
+    SharedSums.add = lambda _self, arrays: list(arrays)  # type: ignore[method-assign]
+    if engine == "jax":
+        return
     if engine == "pytorch":
         from slipway.trainer.engines.pytorch.engine import PyTorchEngine
 
