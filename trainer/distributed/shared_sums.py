@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ PIECE_BYTES = 1 << 25
 # Of the results, as TensorFlow and XLA require it of memory that they do not copy.
 ALIGNMENT = 64
 JOIN_SECONDS = 10.0
+# To be woken takes longer than most waits last.
+POLL_SECONDS = 0.001
 BUFFERS = 2
 
 Array = NDArray[Any]
@@ -194,9 +197,10 @@ class SharedSums:
                 link.send(b"\0")
             except OSError:
                 self._lose(rank)
+        deadline = time.perf_counter() + POLL_SECONDS
         for rank, link in self._links.items():
             try:
-                is_there = link.recv(1)
+                is_there = _received(link, deadline)
             except OSError:
                 is_there = b""
             if not is_there:
@@ -205,6 +209,16 @@ class SharedSums:
     def _lose(self, rank: int) -> None:
         self.lost = f"the process of rank {rank} has ended"
         raise ProcessEnded(self.lost)
+
+
+def _received(link: socket.socket, deadline: float) -> bytes:
+    """Return a byte, or nothing at the end; ask until `deadline` (time.perf_counter), and sleep from then on."""
+    while time.perf_counter() < deadline:
+        try:
+            return link.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            os.sched_yield()  # the other process may have the same core
+    return link.recv(1)
 
 
 def segment_bytes(processes: int) -> int:
