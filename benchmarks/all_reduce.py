@@ -91,7 +91,12 @@ def over_shared_memory(rank: int, address: tuple[str, int], elements: tuple[int,
         socket.send_fds(link, [b"0"], [segment])
     sums = SharedSums(rank, [link], segment)
     gradients = [np.zeros(count, np.float32) for count in elements]
-    return lambda count: [sums.add(gradients) for _ in range(count)]
+
+    def add(count: int) -> None:
+        for _ in range(count):
+            sums.add(gradients)
+
+    return add
 
 
 def with_pytorch(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
