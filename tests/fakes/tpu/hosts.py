@@ -39,6 +39,8 @@ STAND_INS = Path(__file__).parent / "machine"
 # What every process of a host has in its environment.
 MARK = "SLIPWAY_TEST_HOST"
 POLL_SECONDS = 0.02
+EXEC_POLLS = 5
+KERNEL = 2  # the parent of its threads
 # The user of Slipway's images (containers/Dockerfile).
 IMAGE_USER = "65534"
 
@@ -299,13 +301,29 @@ def hosts_of(machines: Machines, node: dict[str, Any], tpu: Slice, project: Proj
 
 
 def _marked(text: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            ended = process.status() == psutil.STATUS_ZOMBIE
-            if not ended and text.encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
-                found.append(process)
-    return found
+    """Return the running processes that have this text in their environment.
+
+    Also those that were forked meanwhile: a process whose parent ends before it is looked at is in no list of before.
+    """
+    marked: list[psutil.Process] = []
+    seen: set[int] = set()
+    while new := {*psutil.pids()} - seen:
+        seen |= new
+        for pid in new:
+            with contextlib.suppress(psutil.Error, OSError):
+                if text.encode() in _environment(process := psutil.Process(pid)):
+                    marked.append(process)
+    return marked
+
+
+def _environment(process: psutil.Process) -> bytes:
+    """Return the environment of a process; b"" if it has ended or is the kernel's."""
+    for _ in range(EXEC_POLLS):
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        if environment or process.status() == psutil.STATUS_ZOMBIE or process.ppid() in (0, KERNEL):
+            break
+        time.sleep(POLL_SECONDS)  # it has none while it becomes another program
+    return environment
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
