@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -212,13 +212,11 @@ def cpu_seconds() -> float:
 
 def used_by(folder: Path) -> tuple[int, int]:
     """Return the number of files below a folder, and their size on disk."""
-    sizes = [path.stat().st_blocks * 512 for path in walk(folder)]
-    return len(sizes), sum(sizes)
-
-
-def walk(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder."""
-    return (path for path in folder.rglob("*") if path.is_file())
+    count, size = 0, 0
+    for root, _, names in os.walk(folder):  # holds the names of one folder: the peak is that of what is measured
+        count += len(names)
+        size += sum(Path(root, name).stat().st_blocks * 512 for name in names)
+    return count, size
 
 
 if __name__ == "__main__":
