@@ -303,7 +303,7 @@ def hosts_of(machines: Machines, node: dict[str, Any], tpu: Slice, project: Proj
 def _marked(text: str) -> list[psutil.Process]:
     """Return the running processes that have this text in their environment.
 
-    Also those that were forked meanwhile: a process whose parent ends before it is looked at is in no list of before.
+    Also those that are forked meanwhile: if the parent ends first, no list that was made before has them.
     """
     marked: list[psutil.Process] = []
     seen: set[int] = set()
