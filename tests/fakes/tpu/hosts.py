@@ -309,7 +309,7 @@ def _marked(text: str) -> list[psutil.Process]:
     seen: set[int] = set()
     while new := {*psutil.pids()} - seen:
         seen |= new
-        for pid in new:
+        for pid in sorted(new):  # parents first: a shell would say that its child was killed
             with contextlib.suppress(psutil.Error, OSError):
                 if text.encode() in _environment(process := psutil.Process(pid)):
                     marked.append(process)
