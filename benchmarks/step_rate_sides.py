@@ -192,7 +192,7 @@ def _without_all_reduce(engine: str) -> None:
     if engine == "pytorch":
         from slipway.trainer.engines.pytorch.engine import PyTorchEngine
 
-        PyTorchEngine._wrapped = lambda self: self._network  # type: ignore[method-assign]
+        PyTorchEngine._wrapped = lambda self, *_: self._network  # type: ignore[method-assign]
         return
     import tensorflow as tf
 

@@ -120,13 +120,13 @@ def conflict_notes(
     """
     import numpy as np
 
-    read, counts = [], []
+    columns, counts = [], []
     for path in hashes:
-        read.append(np.frombuffer(path.read_bytes(), np.uint64).reshape(2, -1))
-        counts.append(read[-1].shape[1])
+        columns.append(np.frombuffer(path.read_bytes(), np.uint64).reshape(2, -1))
+        counts.append(columns[-1].shape[1])
         if sum(counts) >= MAX_EXAMPLES:
             break
-    inputs, labels = np.concatenate(read, axis=1)[:, :MAX_EXAMPLES]
+    inputs, labels = np.concatenate(columns, axis=1)[:, :MAX_EXAMPLES]
     conflicts = find_conflicts(inputs, labels)
     if conflicts is None:
         return []

@@ -50,7 +50,8 @@ class SetWriter:
         Raises:
             UserError: The examples cannot be used: see `_results`.
         """
-        about, _, _ = self._described("", self._results())
+        results = self._results()
+        about, _, _ = self._described("", results, combine(_tallies(results)))
         return about
 
     def _results(self) -> dict[str, list[ShardResult]]:
@@ -129,7 +130,7 @@ class SetWriter:
         splitting.check_every_class([label for label in classes if label in listed], present, fix, item)
 
     def _described(
-        self, fingerprint: str, results: Mapping[str, list[ShardResult]]
+        self, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally
     ) -> tuple[Manifest, dict[str, Statistics], list[Copy]]:
         """Return the manifest, the statistics of the splits, and the images that look the same in several of them."""
         tasks, source = self._tasks, self._tasks.source
@@ -139,7 +140,7 @@ class SetWriter:
             for split, split_results in results.items()
         }
         checked = self._validation.checked() if source.has_image else None
-        about = manifest_of(tasks, fingerprint, results, combine(_tallies(results)), statistics, checked, shards)
+        about = manifest_of(tasks, fingerprint, results, tally, statistics, checked, shards)
         near = self._validation.across_splits()
         notes_on_splits = [
             *near_duplicate_notes(near),
@@ -161,7 +162,8 @@ class SetWriter:
         events.phase("writing the statistics")
         for stray in folder.glob(".*"):  # unfinished files of killed workers
             stray.unlink()
-        about, statistics, near = self._described(fingerprint, results)
+        tally = combine(_tallies(results))
+        about, statistics, near = self._described(fingerprint, results, tally)
         for split, shard_results in results.items():
             with (folder / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
                 for result in shard_results:
@@ -169,7 +171,7 @@ class SetWriter:
                         hashes = (self._tasks.results / result.hashes.file).read_bytes()
                         file.write(hashes[: len(hashes) // 2])  # without the offsets
         write_dataset_info(folder, about, source)
-        write_statistics(folder, about, combine(_tallies(results)), self._tasks.listing.ignored, statistics, near)
+        write_statistics(folder, about, tally, self._tasks.listing.ignored, statistics, near)
         replace_file(folder / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
 

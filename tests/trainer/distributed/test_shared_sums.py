@@ -22,6 +22,7 @@ from slipway.trainer.distributed import shared_sums
 from slipway.trainer.distributed.accelerators import Accelerators
 from slipway.trainer.distributed.cluster import Cluster, Task
 from slipway.trainer.distributed.shared_sums import ProcessEnded, SharedSums
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared sums are implemented for Linux")
 
@@ -29,10 +30,7 @@ Agree = Callable[[int, Sequence[float]], list[float]]
 
 
 def clusters_of(count: int, host: str = "127.0.0.1") -> list[Cluster]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    tasks = tuple(Task("worker", rank, f"{host}:{port + rank}") for rank in range(count))
+    tasks = tuple(Task("worker", rank, f"{host}:{port}") for rank, port in enumerate(free_ports(count)))
     return [
         Cluster(tasks, rank, "TF_CONFIG", Accelerators("cpu", 0, "device files"), rank, count) for rank in range(count)
     ]

@@ -77,7 +77,6 @@ class PyTorchEngine:
     _freeze_others: Callable[[Collection[str]], None]
     # Set by `begin`.
     _step: Step
-    _sums: shared_sums.SharedSums | None
     # The variables to export, gathered by `weights_checksum` on the chief if they are sharded.
     _trained: dict[str, torch.Tensor]
 
@@ -125,10 +124,10 @@ class PyTorchEngine:
             gc.collect()  # removes the hooks of the earlier DistributedDataParallel
         self._stage = stage
         self._freeze_others(stage.trainable)
-        self._sums = self._joined if self._can_sum() else None
+        sums = self._joined if self._can_sum() else None
         self._step = Step(
             network=self._network,
-            wrapped=self._wrapped(),
+            wrapped=self._wrapped(sums),
             optimizer=optimizer.make(job.train, self._network),
             scaler=torch.amp.GradScaler(devices.device.type, enabled=self._precision == "mixed_float16"),
             objective=objective(self._manifest, CLASSIFICATION, job.train),
@@ -138,7 +137,7 @@ class PyTorchEngine:
             devices=devices,
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             recomputing=rematerialization(job, self._network),
-            sums=self._sums,
+            sums=sums,
         )
         self._batches, self._position = None, 0
         # Counting gathers the parameters, so all processes do it together.
@@ -152,10 +151,10 @@ class PyTorchEngine:
         has_types = all(parameter.dtype in (torch.float32, torch.float64) for parameter in trained)
         return bool(trained) and has_types and not (are_sparse or self._is_sharded)
 
-    def _wrapped(self) -> torch.nn.Module:
+    def _wrapped(self, sums: shared_sums.SharedSums | None) -> torch.nn.Module:
         if self._devices.cluster.world_size == 1 or self._is_sharded or not self._network.trained():
             return self._network
-        if self._sums:
+        if sums:
             with errors_named(self._devices.cluster), torch.no_grad():
                 for tensor in itertools.chain(self._network.parameters(), self._network.buffers()):
                     distributed.broadcast(tensor, 0)

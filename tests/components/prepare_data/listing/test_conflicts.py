@@ -56,8 +56,8 @@ def notes(path: Path, make_settings: MakeSettings, rows: Sequence[Sequence[objec
 def test_equal_inputs_with_different_labels_are_noted(
     tmp_path: Path, make_settings: MakeSettings, rows: Sequence[Sequence[object]], task: TaskName, note: str
 ) -> None:
-    found = notes(tmp_path, make_settings, rows, task)
-    assert [each.startswith(note) for each in found] == [True] * bool(note), found
+    noted = notes(tmp_path, make_settings, rows, task)
+    assert [text.startswith(note) for text in noted] == [True] * bool(note), noted
 
 
 def test_of_many_examples_the_first_are_compared(
@@ -89,13 +89,13 @@ def test_conflicts_are_those_of_a_comparison_of_all_pairs(rows: list[tuple[int, 
     repeats.add(np.array([counts.total() for counts in labels.values()]), np.ones(len(labels), np.int64))
     expected = {number: counts for number, counts in labels.items() if len(counts) > 1}
     labels_of = np.array([ord(label) for _, label in rows], np.uint64)
-    found = conflicts.find_conflicts(different[[number for number, _ in rows]], labels_of)
+    conflict = conflicts.find_conflicts(different[[number for number, _ in rows]], labels_of)
     if repeats.are_observations or not expected:
-        assert found is None
+        assert conflict is None
         return
-    assert found is not None
+    assert conflict is not None
     first = next(index for index, (number, _) in enumerate(rows) if number in expected)
     of_first = [index for index, (number, _) in enumerate(rows) if number == rows[first][0]]
-    assert found.examples == sum(counts.total() for counts in expected.values())
-    assert found.wrong == sum(counts.total() - max(counts.values()) for counts in expected.values())
-    assert found.first == [next(i for i in of_first if rows[i][1] == label) for label in expected[rows[first][0]]]
+    assert conflict.examples == sum(counts.total() for counts in expected.values())
+    assert conflict.wrong == sum(counts.total() - max(counts.values()) for counts in expected.values())
+    assert conflict.first == [next(i for i in of_first if rows[i][1] == label) for label in expected[rows[first][0]]]
