@@ -82,6 +82,8 @@ class Command:
         examples: The lines below its help.
         group: The name of the group of commands that it belongs to, such as "runs" for `slipway runs clean`, which
             exists only if the group does; "" for the top level, which is for what is typed every day.
+        extra: The extra whose packages it needs, such as "notebook": without them, no help page lists it, and calling
+            it says how to install them; "" for none.
     """
 
     panel: str
@@ -90,6 +92,7 @@ class Command:
     help: str
     examples: tuple[str, ...] = ()
     group: str = ""
+    extra: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,21 +23,29 @@ from slipway.pipelines.terminal import (
     print_any_character,
     show_help_alone,
 )
+from slipway.trainer.engines.installed import is_extra_installed, verify_extra
 
 
 class LazyCommand(click.Command):
     """What a help page shows of a command or group of commands, which is imported when it is called."""
 
     def __init__(self, row: Command, members: Mapping[str, LazyCommand] | None = None) -> None:
-        super().__init__(row.name, help=row.help)
+        super().__init__(row.name, help=row.help, hidden=bool(row.extra) and not is_extra_installed(row.extra))
         self.rich_help_panel = row.panel
         self.source = row.source
         self.examples = row.examples
+        self.extra = row.extra
         self.members = members or {}
 
     @functools.cached_property
     def loaded(self) -> click.Command:
-        """The command itself."""
+        """The command itself.
+
+        Raises:
+            UserError: A package that it needs is not installed.
+        """
+        if self.extra:
+            verify_extra(self.extra)
         source = extensions.load(self.source) if self.source else command_group(self.help or "")
         parent = typer.Typer(suggest_commands=False)
         if isinstance(source, typer.Typer):

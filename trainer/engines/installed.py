@@ -71,9 +71,18 @@ def verify_extra(extra: str) -> None:
     Raises:
         UserError: A module is missing; contains the command that installs it.
     """
-    missing = [name for name in extras()[extra] if not is_installed(name)]
+    missing = _missing_modules(extra)
     if missing:
         raise _not_installed(missing, extra)
+
+
+def is_extra_installed(extra: str) -> bool:
+    """Return whether everything in an extra is installed."""
+    return not _missing_modules(extra)
+
+
+def _missing_modules(extra: str) -> list[str]:
+    return [name for name in extras()[extra] if not is_installed(name)]
 
 
 def missing_extra(error: ImportError) -> UserError | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -32,6 +33,7 @@ from slipway.pipelines.runs import continuing, progress
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 from slipway.pipelines.terminal import Terminal
+from slipway.trainer.engines import installed
 
 DIGITS = Path("configs/digits.yaml").absolute()
 
@@ -78,10 +80,24 @@ ROWS = dict(rows())
 @pytest.mark.extension
 def test_at_most_24_commands_stand_at_the_top():
     assert {row.name for row in COMMANDS} == {*TOP}
-    assert len(TOP) <= 24
+    assert len([row for row in COMMANDS if not row.extra]) <= 24
     assert {row.name: {*row.members} for row in COMMANDS if row.members} == {
         name: {*members} for name, members in IN_GROUPS.items()
     }
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_command_of_an_extra_is_listed_once_its_packages_are_installed(
+    present: bool, monkeypatch: pytest.MonkeyPatch
+):
+    row = extensions.Command("Train", "table", "slipway.pipelines.cli.start:run", "Train a table.", extra="notebook")
+    monkeypatch.setattr(app_module, "COMMANDS", (*app_module.COMMANDS, row))
+    monkeypatch.setattr(installed, "is_installed", lambda module: present or module != "pandas")
+    monkeypatch.setattr(typer.testing, "_get_command", typer.main.get_command)
+    assert ("Train a table." in invoke("--help").output) is present
+    result = invoke("table", "--help")
+    assert (result.exit_code == 0) is present
+    assert ("pip install 'slipway-ml[notebook]'" in str(result.exception)) is not present
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in IN_GROUPS.items() for name in names])
