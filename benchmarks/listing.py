@@ -17,7 +17,8 @@ import pyarrow.parquet
 
 from slipway.components.prepare_data.encoding.messages import float_feature
 from slipway.components.prepare_data.encoding.records import RecordEncoder
-from slipway.components.prepare_data.listing.index import Listing, list_part
+from slipway.components.prepare_data.listing.index import Listing
+from slipway.components.prepare_data.listing.parts import list_part
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 

@@ -11,7 +11,7 @@ from slipway import extensions
 from slipway.core.errors import UserError
 
 if TYPE_CHECKING:
-    from slipway.components.prepare_data.listing.index import PartList
+    from slipway.components.prepare_data.listing.parts import PartList
     from slipway.components.prepare_data.publishing.store import Store
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources.source import Part, Source

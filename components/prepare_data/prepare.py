@@ -14,7 +14,9 @@ from typing import TypeAlias
 from slipway.components.prepare_data.elsewhere import RemoteWorkers, workers_for
 from slipway.components.prepare_data.examples import Problem, refuse, source_error
 from slipway.components.prepare_data.listing.groups import bundle_reader
-from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
+from slipway.components.prepare_data.listing.index import Listing
+from slipway.components.prepare_data.listing.order import order_reader
+from slipway.components.prepare_data.listing.parts import BundleOf, OrderOf, PartList, list_part
 from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target, identity
 from slipway.components.prepare_data.listing.split import Fold
 from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
@@ -76,7 +78,7 @@ def prepare(
     workers = workers_for(settings, sum(path.stat().st_size for path in source.files))
     with store_errors_named(store, 0), store.work_folder() as scratch, contextlib.ExitStack() as folders:
         started = time.monotonic()
-        listing = list_source(source, settings, scratch, (workers, store, folders) if workers else None)
+        listing = list_source(source, settings, scratch, (workers, store, folders) if workers else None, fold)
         logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
         target, unlisted = plan_listing(source, listing, settings, replicas, store.name, fold)
         store.remove_leftovers(but=target.listing)
@@ -89,7 +91,7 @@ def prepare(
             prepared = same_content(store, target, tasks(work=scratch))
         if prepared:
             refuse_other(prepared.manifest.fingerprint, earlier)
-            store.listings.remember_summary(listing_name(source, settings), target.listed)
+            store.listings.remember_summary(listing_name(source, settings, fold), target.listed)
             store.remove_leftovers()
             return prepared
         workers = workers or workers_for(settings, target.plan.source_bytes)
@@ -104,7 +106,7 @@ def prepare(
             written = SetWriter(writing).write(target.fingerprint)
             refuse_other(written.fingerprint, earlier)
             before = store.publish(writing.set_folder, identity(written.fingerprint))
-        store.listings.remember_summary(listing_name(source, settings), target.listed)
+        store.listings.remember_summary(listing_name(source, settings, fold), target.listed)
         store.listings.remember_fingerprint(target, written.fingerprint)
         return prepared_in(store, before or written, reused=before is not None)
 
@@ -133,7 +135,7 @@ def remembered(
     fold: Fold | None = None,
 ) -> Prepared | None:
     """Return the prepared data set of a source whose listing is remembered; None if it has changed."""
-    known = store.listings.summary(listing_name(source, settings))
+    known = store.listings.summary(listing_name(source, settings, fold))
     if known is None:
         return None
     return reusable(store, Target.of(source, known, settings, replicas, store.name, fold), earlier)
@@ -224,12 +226,14 @@ def same_content(store: Store, target: Target, tasks: ShardTasks) -> Prepared | 
     return prepared
 
 
-def listing_name(source: Source, settings: DataSettings) -> str | None:
+def listing_name(source: Source, settings: DataSettings, fold: Fold | None = None) -> str | None:
     """Return the cache key of the source's listing, or None if the source has no stamp."""
     stamp = source.stamp()
     if stamp is None:
         return None
     about = f"{FORMAT} {settings.seed} {settings.group_by!r} {settings.duplicates} {stamp}"
+    if settings.order_by is not None:
+        about += f" {settings.order_by!r} {settings.horizon} {settings.split!r} {fold}"
     return hashlib.sha256(about.encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
@@ -237,29 +241,33 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
 Lister: TypeAlias = tuple[RemoteWorkers, Store, contextlib.ExitStack]
 
 
-def list_source(source: Source, settings: DataSettings, folder: Path, lister: Lister | None = None) -> Listing:
+def list_source(
+    source: Source, settings: DataSettings, folder: Path, lister: Lister | None = None, fold: Fold | None = None
+) -> Listing:
     """List all parts of the source into files in `folder`; again, if the kinds of features were misjudged.
 
     By the workers of `lister`, if there are several parts that are read to be listed.
     """
     try:
-        return list_parts(source, settings, folder, lister)
+        return list_parts(source, settings, folder, lister, fold)
     except Misjudged as found:
         logger.info("%s All rows are read to find the kinds of the columns.", found.message)
         for path in folder.iterdir():
             path.unlink()
         source.infer_again()
-        return list_parts(source, settings, folder, lister)
+        return list_parts(source, settings, folder, lister, fold)
 
 
-def list_parts(source: Source, settings: DataSettings, folder: Path, lister: Lister | None = None) -> Listing:
+def list_parts(
+    source: Source, settings: DataSettings, folder: Path, lister: Lister | None = None, fold: Fold | None = None
+) -> Listing:
     """List all parts of the source as `list_source` does; raise `Misjudged` if the kinds of features were misjudged."""
     parts = source.parts()
     if lister and source.files and len(parts) > 1:
         workers, store, folders = lister
         part_lists, spool = workers.list_parts(source, parts, settings, folder, store, folders)
-        return Listing(source, part_lists, folder / "listing", settings, spool)
-    work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
+        return Listing(source, part_lists, folder / "listing", settings, spool, fold)
+    work = functools.partial(_list, source, settings.seed, bundle_reader(settings), order_reader(settings))
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(work, worker_count(settings.workers)) as processes:
         listed = dict(processes.run(tasks))
@@ -269,12 +277,19 @@ def list_parts(source: Source, settings: DataSettings, folder: Path, lister: Lis
         named = [issue for part in part_lists for issue in part.ignored.unusable]
         for problem in too_many(count, count, named, settings, source.item):
             raise source_error(settings.source, problem.message, fix=problem.otherwise)
-    return Listing(source, part_lists, folder / "listing", settings)
+    return Listing(source, part_lists, folder / "listing", settings, fold=fold)
 
 
-def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:
+def _list(
+    source: Source,
+    seed: int,
+    bundle_of: BundleOf | None,
+    order_of: OrderOf | None,
+    task: tuple[Part, Path],
+    _tick: Tick,
+) -> PartList:
     part, path = task
-    return list_part(source, part, seed, path, bundle_of)
+    return list_part(source, part, seed, path, bundle_of, order_of)
 
 
 def plan_listing(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.texts import days_of
+from slipway.components.prepare_data.examples import COLUMN
 from slipway.components.prepare_data.prepare import list_parts, list_source, plan_listing
 from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
@@ -37,6 +43,9 @@ from slipway.core.tables.formats import FORMATS, open_table
 
 # A label with more different whole numbers is a target rather than a class.
 MAX_NUMBERED_CLASSES = 20
+# A column of dates orders the rows if it has at least so many different ones, and at most this fraction of the steps
+# from one to another are against the order of the others.
+MIN_DATES, MAX_DISORDER = 10, 0.01
 
 
 @dataclass(frozen=True)
@@ -151,8 +160,37 @@ def _scan_table(path: Path, label: str | None, *, whole: bool) -> TableScan:
     missing = {"regression": column.missing, "classification": column.empty, "multilabel": 0}[task]
     if missing:
         settings["skip_corrupt"] = math.ceil(missing / column.rows * 10_000) / 10_000
-    result = scan(DataSettings.model_validate(settings), task, cells)
-    return replace(result, columns={**result.columns, **images})
+    result = None
+    dates = {name: column for name, column in columns.items() if column.kind.is_date and name != label}
+    if SPLIT_COLUMN not in columns and (day := date_of_rows(path, ending, dates)):
+        declared = {} if columns[day].kind == Kind("date") else {"features": {day: str(columns[day].kind)}}
+        ordered = DataSettings.model_validate({**settings, "order_by": f"{COLUMN}{day}", **declared})
+        with contextlib.suppress(UserError):  # a split would lack a class
+            result = scan(ordered, task, cells)
+    result = result or scan(DataSettings.model_validate(settings), task, cells)
+    return replace(result, columns={**dates, **result.columns, **images})
+
+
+def date_of_rows(path: Path, ending: str, columns: Mapping[str, InferredColumn]) -> str | None:
+    """Return the first of the columns, of dates, in whose order the rows are, or in the reverse; None if there is none.
+
+    A few rows may be out of order, as in logs that several machines wrote.
+    """
+    for name, column in columns.items():
+        if column.missing or len(column.texts) < MIN_DATES:
+            continue
+        with path.open("rb") as file:
+            table = open_table(file, path, ending, UserError)
+            at, last = table.names.index(name), np.zeros(0)
+            steps = Counter[float]()
+            for batch in table.batches():
+                days = np.append(last, days_of(batch.columns[at], column.kind.order))
+                signs, counts = np.unique(np.sign(np.diff(days)), return_counts=True)
+                steps.update(dict(zip(signs.tolist(), counts.tolist(), strict=True)))
+                last = days[-1:]
+        if min(steps[1.0], steps[-1.0]) <= MAX_DISORDER * (steps[1.0] + steps[-1.0]):
+            return name
+    return None
 
 
 def _label_among(names: Collection[str]) -> str | None:

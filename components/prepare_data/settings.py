@@ -301,6 +301,20 @@ class DataSettings(Settings):
         "searched for in each example's key (its path in the source), or column:NAME for a column of `csv:` or "
         "`parquet:`, or a feature of a source that has features. null: no groups.",
     )
+    order_by: str | None = Field(
+        default=None,
+        description="Splits in time: the earliest examples train, later ones validate, and the latest test; equal "
+        "values are in one split, and a group of `group_by` is where its latest example is. Either column:NAME, for a "
+        "column of numbers or dates, which is then an input only if `inputs` names it (if dates begin with the day or "
+        "the month, declare it in `features` as date_dmy or date_mdy); or a regular expression with one capturing "
+        "group, searched for in each example's key. null: splits at random.",
+    )
+    horizon: NonNegativeFloat = Field(
+        default=0.0,
+        description="With `order_by`, how long after its value the label of an example is known, in days for dates, "
+        "else in the unit of the values: examples whose labels are known only after the next split begins are not "
+        "used.",
+    )
     duplicates: Literal["keep", "refuse", "drop"] = Field(
         default="refuse",
         description="Copies in two splits, which inflate the evaluation metrics. Images with identical bytes: refuse "
@@ -333,6 +347,16 @@ class DataSettings(Settings):
     def explicit_resize(self) -> ResizeSettings | None:
         """How all images are stored at another size, if the user says so."""
         return self.resize if isinstance(self.resize, ResizeSettings) else None
+
+    @property
+    def divided_by(self) -> str:
+        """The setting that decides the split of an example, in a source without splits; "" if a hash does."""
+        return "data.order_by" if self.order_by else "data.group_by" if self.group_by else ""
+
+    @property
+    def order_column(self) -> str | None:
+        """The column that orders the examples; None if no column does."""
+        return self.order_by.removeprefix(COLUMN) if self.order_by and self.order_by.startswith(COLUMN) else None
 
     @property
     def has_gaps(self) -> bool:
@@ -377,7 +401,7 @@ class DataSettings(Settings):
     def _as_texts(cls, value: object) -> object:
         return [text_of(marker) for marker in value] if isinstance(value, list) else value
 
-    @field_validator("group_by")
+    @field_validator("group_by", "order_by")
     @classmethod
     def _one_group(cls, value: str | None) -> str | None:
         if value is None or value.startswith(COLUMN):
@@ -409,6 +433,18 @@ class DataSettings(Settings):
                     allowed="data.uri alone, or data.source and the other settings",
                     fix=f"remove data.{name}; or, to prepare the data, replace data.uri by data.source",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _horizon_of_order(self) -> DataSettings:
+        if self.horizon and self.order_by is None:
+            raise UserError(
+                "data.horizon has no effect on splits at random.",
+                setting="data.horizon",
+                value=self.horizon,
+                allowed="only with data.order_by",
+                fix="remove data.horizon, or --set data.order_by=column:NAME",
+            )
         return self
 
     @model_validator(mode="after")

@@ -89,6 +89,10 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a label"))
     if formats := scan.settings.number_format:
         data.append(("number_format", json.dumps(formats, ensure_ascii=False), "how these columns write 1234.56"))
+    if scan.settings.order_by:
+        data.append(("order_by", quoted(scan.settings.order_by), "the latest rows test; null: divided at random"))
+    if features := scan.settings.features:
+        data.append(("features", json.dumps(features, ensure_ascii=False), "how this column writes dates"))
     unequal = imbalance(labels) if about.task == "classification" else ""
     metric, limit = METRICS[about.task]
     rare = unequal if len(labels) == PAIR else ""

@@ -22,7 +22,8 @@ from slipway.components.prepare_data.beam.dataflow import owned_by
 from slipway.components.prepare_data.beam.options import beam_for, needs_bucket, written_by
 from slipway.components.prepare_data.beam.pipeline import names_in, run_by_beam
 from slipway.components.prepare_data.listing.groups import bundle_reader
-from slipway.components.prepare_data.listing.index import BundleOf, PartList, list_part
+from slipway.components.prepare_data.listing.order import order_reader
+from slipway.components.prepare_data.listing.parts import BundleOf, OrderOf, PartList, list_part
 from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS
 from slipway.components.prepare_data.publishing.store import Store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
@@ -141,7 +142,8 @@ class BeamLister:
             progress = Progress(len(tasks), "parts")
             progress.advance(len(tasks) - len(missing))
             if missing:
-                lister = functools.partial(list_to_store, source, settings.seed, bundle_reader(settings))
+                readers = bundle_reader(settings), order_reader(settings)
+                lister = functools.partial(list_to_store, source, settings.seed, *readers)
                 counted = run_by_beam(self.beam, lister, missing, progress.advance, lambda: None)
                 progress.advance(len(missing) - counted)
             events.phase("merging the lists")
@@ -152,10 +154,16 @@ class BeamLister:
 
 
 def list_to_store(
-    source: Source, seed: int, bundle_of: BundleOf | None, task: ListTask, folder: Path, tick: Tick
+    source: Source,
+    seed: int,
+    bundle_of: BundleOf | None,
+    order_of: OrderOf | None,
+    task: ListTask,
+    folder: Path,
+    tick: Tick,
 ) -> None:
     """List one part to a folder of the Beam worker's local disk and copy it to its destination."""
-    listed = list_part(source, task.part, seed, folder / task.result.stem, bundle_of)
+    listed = list_part(source, task.part, seed, folder / task.result.stem, bundle_of, order_of)
     for path in folder.iterdir():  # also what the source spooled
         remote.store(path, task.result.with_name(path.name))
     result = folder / task.result.name

@@ -292,7 +292,7 @@ def text_statistics(kind: Kind, column: Sequence[str]) -> InputStatistics:
 
     texts = pyarrow.array(column, pyarrow.string())
     if kind.is_date:
-        return number_statistics(days_of(texts, kind.order))
+        return number_statistics(days_of(texts, kind.order).astype("float32"))
     words, lengths = count_words(texts)
     return InputStatistics(len(column), categories=words, lengths=lengths)
 

@@ -42,12 +42,12 @@ def date_parts(texts: pyarrow.StringArray, order: dates.Order) -> dict[str, NDAr
     return None if matches.null_count else {name: _part(matches, name) for name in dates.PARTS}
 
 
-def days_of(texts: pyarrow.StringArray, order: dates.Order) -> NDArray[np.float32]:
+def days_of(texts: pyarrow.StringArray, order: dates.Order) -> NDArray[np.float64]:
     """Return the days since 1970 of dates; NaN for a text that is no date."""
     matches = pyarrow.compute.extract_regex(texts, f"^(?:{dates.PATTERNS[order]})$")
     when = dates.moment(*(_part(matches, name) for name in dates.PARTS))
     known = pyarrow.compute.is_valid(matches).to_numpy(zero_copy_only=False)
-    return np.where(known, when.days + when.second / dates.SECONDS, np.nan).astype(np.float32)
+    return np.where(known, when.days + when.second / dates.SECONDS, np.nan)
 
 
 def _part(matches: pyarrow.StructArray, name: str) -> NDArray[np.int64]:

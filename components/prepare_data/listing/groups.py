@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
 from slipway.components.prepare_data.listing.entries import Entries
-from slipway.components.prepare_data.listing.index import BundleOf, Listing
+from slipway.components.prepare_data.listing.index import Listing
+from slipway.components.prepare_data.listing.parts import BundleOf, pattern_match
 from slipway.components.prepare_data.listing.split import Fold, check_every_class, check_fold, split_fractions
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
@@ -36,21 +36,8 @@ def _given(key: bytes, value: bytes) -> bytes:  # noqa: ARG001
 
 
 def bundle_in(pattern: str, key: bytes, value: bytes = b"") -> bytes:  # noqa: ARG001
-    """Return the bundle in a key: the match of the pattern's capturing group.
-
-    Raises:
-        UserError: The pattern does not match the key.
-    """
-    match = re.search(pattern, key.decode("utf-8", "surrogateescape"))
-    if match is None or match[1] is None:
-        raise UserError(
-            f"data.group_by does not match {readable(key)}.",
-            setting="data.group_by",
-            value=pattern,
-            allowed="a regular expression that matches the key of every example",
-            fix="change the pattern, or rename the file",
-        )
-    return match[1].encode("utf-8", "surrogateescape")
+    """Return the bundle in a key: the match of the pattern's capturing group."""
+    return pattern_match("data.group_by", pattern, key)
 
 
 class Bundles:

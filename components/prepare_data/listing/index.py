@@ -9,10 +9,8 @@ same hash determine the order within a shard.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +19,6 @@ from numpy.typing import NDArray
 from slipway.components.prepare_data.examples import Group
 from slipway.components.prepare_data.listing.entries import (
     HASHED,
-    RANK_BYTES,
-    ROW,
     Entries,
     Pieces,
     digests,
@@ -32,111 +28,13 @@ from slipway.components.prepare_data.listing.entries import (
     offsets_in_runs,
     runs_of,
     sorted_pieces,
-    write_block,
 )
+from slipway.components.prepare_data.listing.order import divide_in_time
+from slipway.components.prepare_data.listing.parts import PartList, order_of_groups
 from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Repeats
-from slipway.components.prepare_data.listing.split import Amount, Summary
+from slipway.components.prepare_data.listing.split import Amount, Fold, Summary
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Part, Source, coded, coded_groups
-
-ENTRIES_LISTED = 8192  # at once
-# Returns the bundle of an example from its key and the group that its source names; see `groups`.
-BundleOf = Callable[[bytes, bytes], bytes]
-
-
-@dataclass
-class PartList:
-    """A listed part of a source: its files, ignored files and groups; see `Summary` for the digests.
-
-    `examples` and `bytes` are the amounts of each group, `labels` the names of all labels of the task multilabel. The
-    group of an entry is an index of `examples`. The rows of a table have no digests: their keys depend on other parts.
-    """
-
-    paths: list[Path]
-    ignored: Ignored = field(default_factory=Ignored)
-    examples: Counter[Group] = field(default_factory=Counter)
-    bytes: Counter[Group] = field(default_factory=Counter)
-    labels: set[str] = field(default_factory=set)
-    digests: tuple[str, str] | None = None
-
-    def move(self, folder: Path, copy: Callable[[Path, Path], object]) -> None:
-        """Copy the files to another folder by `copy`, which receives the path that each had and its new one."""
-        moved = [folder / path.name for path in self.paths]
-        for pair in zip(self.paths, moved, strict=True):
-            copy(*pair)
-        self.paths = moved
-
-
-def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
-    """List one part into files beside `path`; the digests do not depend on the order of the entries.
-
-    With `bundle_of`, the rank of an example is the hash of its bundle.
-    """
-    listed = PartList([path])
-    batches = source.rows(part, listed.ignored, path.parent)
-    is_table = batches is not None
-    if batches is None:
-        entries = source.entries(part, listed.ignored, path.parent)
-        batches = _batches(iter(entries), bundle_of, several=source.task == "multilabel")
-    numbers: dict[Group, int] = {}
-    with path.open("wb") as file:
-        for batch in batches:
-            of_group = np.array([numbers.setdefault(group, len(numbers)) for group in batch.groups], np.int64)
-            write_block(file, _entries(batch, of_group, seed, bundled=bundle_of is not None))
-            counts, sizes = (np.bincount(batch.group, weights, len(batch.groups)) for weights in (None, batch.sizes))
-            for group, count, size in zip(batch.groups, counts.tolist(), sizes.tolist(), strict=True):
-                listed.examples[group] += count
-                listed.bytes[group] += int(size)
-            listed.labels |= batch.labels
-    if not is_table:
-        _sort_part(listed, path)
-    return listed
-
-
-def _sort_part(listed: PartList, path: Path) -> None:
-    """Sort the entries in the file `path`; compute their digests."""
-    ordered = sorted(listed.examples, key=_order)
-    by_group = {group: number for number, group in enumerate(ordered)}
-    numbers = np.array([by_group[group] for group in listed.examples], np.int64)
-    size = path.stat().st_size
-    pieces = sorted_pieces(gathered([(path, numbers)]), path.with_name(f"{path.name}-sorted"), size)
-    listed.paths = pieces.paths
-    listed.examples = Counter({group: listed.examples[group] for group in ordered})
-    listed.digests = digests(pieces, listed.examples, listed.ignored.unusable_digest)
-
-
-def _order(group: Group) -> tuple[str, str]:
-    return group[0] or "", group[1]
-
-
-def _batches(entries: Iterator[Entry], bundle_of: BundleOf | None, *, several: bool) -> Iterator[ListedRows]:
-    """Yield entries, many at a time; those of the task multilabel have several labels."""
-    while batch := [*itertools.islice(entries, ENTRIES_LISTED)]:
-        keys, labels, splits, sizes, stamps, offsets, values = zip(*batch, strict=True)
-        groups, group, names = coded_groups(splits, labels, several=several)
-        contents, bundles = np.zeros(len(batch), np.uint64), (b"",) * len(batch)
-        if bundle_of:
-            bundles = tuple(map(bundle_of, keys, values))
-        else:
-            contents = np.array([*map(int.from_bytes, values)], np.uint64)
-        digest, offset = (np.array(column, np.uint64) for column in (stamps, offsets))
-        size = np.array(sizes, np.int64)
-        yield ListedRows(digest, groups, group, size, offset, *coded(bundles), names, contents, keys)
-
-
-def _entries(batch: ListedRows, of_group: NDArray[np.int64], seed: int, *, bundled: bool) -> Entries:
-    rows = np.zeros(len(batch.digests), ROW)
-    rows["digest"], rows["size"], rows["offset"] = batch.digests, batch.sizes, batch.offsets
-    rows["content"] = batch.digests if batch.contents is None else batch.contents
-    rows["group"] = of_group[batch.group]
-    if batch.keys is None:
-        rows["copy"] = 1
-    else:
-        rows["length"] = [*map(len, batch.keys)]
-        rows[["rank", "order"]] = np.frombuffer(hashed(batch.keys, seed), HASHED)
-    if bundled:
-        rows["rank"] = np.frombuffer(hashed(batch.bundles, seed, RANK_BYTES), ">u8")[batch.bundle]
-    return Entries(rows, None if batch.keys is None else np.array(batch.keys, object))
+from slipway.components.prepare_data.sources.source import Ignored, Source
 
 
 class Listing:
@@ -149,18 +47,29 @@ class Listing:
         repeats: The equal examples, of a source without images.
         spool: The folder with the files that the source spooled for its readers; by default, that of the pieces.
         ignored: Files and examples that were ignored.
+        period_notes: Sentences about the periods of the splits, with data.order_by.
         digest, shape, labels: See `Summary`.
     """
 
     def __init__(
-        self, source: Source, parts: list[PartList], path: Path, settings: DataSettings, spool: Path | None = None
+        self,
+        source: Source,
+        parts: list[PartList],
+        path: Path,
+        settings: DataSettings,
+        spool: Path | None = None,
+        fold: Fold | None = None,
     ) -> None:
         self.item = source.item
         duplicates = "keep" if source.has_image else settings.duplicates
-        self.repeats = Repeats(duplicates, is_grouped=settings.group_by is not None)
+        self.repeats = Repeats(duplicates, settings.divided_by)
         self.spool = spool or path.parent
         self.ignored = Ignored()
         names = source.groups({group: None for part in parts for group in part.examples})
+        self.period_notes: list[str] = []
+        if settings.order_by is not None:
+            self.period_notes = divide_in_time(parts, names, settings, fold, source.item)
+            names = {group: group for part in parts for group in part.examples}
         examples: Counter[Group] = Counter()
         sizes: Counter[Group] = Counter()
         for part in parts:
@@ -168,7 +77,7 @@ class Listing:
             for group, count in part.examples.items():
                 examples[names[group]] += count
                 sizes[names[group]] += part.bytes[group]
-        ordered = sorted(examples, key=_order)
+        ordered = sorted(examples, key=order_of_groups)
         self.groups = {group: Amount(examples[group], sizes[group]) for group in ordered}
         self.labels = sorted(set().union(*(part.labels for part in parts)))
         size = sum(file.stat().st_size for part in parts for file in part.paths)

@@ -32,7 +32,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "resize", "resize_mode")
+DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "order_by", "resize", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Plan:
         bytes: The approximate size of all shards.
         source_bytes: The same if images were stored unchanged.
         fold: The fold that is the test split; None without folds.
+        forward: The same if the examples are in order, so that the listing has the splits.
     """
 
     classes: list[str]
@@ -54,6 +55,7 @@ class Plan:
     bytes: int
     source_bytes: int
     fold: Fold | None = None
+    forward: Fold | None = None
 
     @classmethod
     def of(
@@ -70,6 +72,7 @@ class Plan:
         classes = source.classes(label_names) if source.task != "regression" else []
         if source.task == "multilabel" and not label_names:
             raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
+        forward, fold = (None, fold) if settings.order_by is None else (fold, None)
         divided = splitting.divide(counts, settings.split, fold, source.item)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
         amounts = whole
@@ -83,7 +86,7 @@ class Plan:
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
         size, source_size = (sum(amount.bytes for amount in by_split.values()) for by_split in (amounts, whole))
-        return cls(classes, splitting.all_blocks(divided, fold), shards, size, source_size, fold)
+        return cls(classes, splitting.all_blocks(divided, fold), shards, size, source_size, fold, forward)
 
     def dividing(self, blocks: Mapping[Group, Blocks], copies: Iterable[str]) -> Plan:
         """Return the plan with other blocks, after examples were skipped or grouped; the number of shards is kept.
@@ -191,6 +194,8 @@ def stored_settings(settings: DataSettings, name: str, plan: Plan) -> JsonObject
         del stored["truncated"]
     if stored["near_duplicates"] != "group":
         del stored["near_duplicates"]
+    if not stored["horizon"]:
+        del stored["horizon"]
     if stored["missing"] == "mean":
         del stored["missing"]
     for setting in ("missing_values", "number_format"):
@@ -202,6 +207,6 @@ def stored_settings(settings: DataSettings, name: str, plan: Plan) -> JsonObject
         entries = "\n".join(read_vocabulary(settings.text.vocabulary))
         stored["text"]["vocabulary"] = hashlib.sha256(entries.encode()).hexdigest()
     stored["name"] = name
-    if plan.fold is not None:
-        stored["fold"] = dataclasses.asdict(plan.fold)
+    if (fold := plan.fold or plan.forward) is not None:
+        stored["fold"] = dataclasses.asdict(fold)
     return {setting: value for setting, value in stored.items() if value is not None or setting not in DESCRIBING}

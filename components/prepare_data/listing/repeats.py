@@ -28,7 +28,7 @@ class Repeats:
 
     Attributes:
         duplicates: The setting data.duplicates.
-        is_grouped: Whether data.group_by decides the split of an example.
+        divided_by: The setting that decides the split of an example; "" if a hash does.
         total: The number of all examples.
         examples: The number of examples that have an equal one.
         different: The number of different ones among these.
@@ -37,7 +37,7 @@ class Repeats:
     """
 
     duplicates: Literal["keep", "refuse", "drop"] = "refuse"
-    is_grouped: bool = False
+    divided_by: str = ""
     total: int = 0
     examples: int = 0
     different: int = 0
@@ -64,7 +64,7 @@ class Repeats:
     @property
     def are_together(self) -> bool:
         """Whether equal examples are kept in one split."""
-        is_kept = self.duplicates == "refuse" and not self.is_grouped
+        is_kept = self.duplicates == "refuse" and not self.divided_by
         return self.examples > 0 and is_kept and not self.are_observations
 
     @property
@@ -79,8 +79,8 @@ class Repeats:
         equal = f"{self.examples:,} of {self.total:,} {item}s equal another one in all inputs and the label"
         if self.are_dropped:
             return [f"{equal}: of equal ones, one is used; {self.examples - self.different:,} are dropped."]
-        if self.is_grouped:
-            return [f"{equal}: data.group_by decides their splits."]
+        if self.divided_by:
+            return [f"{equal}: {self.divided_by} decides their splits."]
         if self.across:
             return [
                 f"{equal}, {self.across:,} of them one in another split of the source: the model is evaluated on "

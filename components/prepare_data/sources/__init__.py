@@ -285,10 +285,12 @@ def _refuse_features(settings: DataSettings, column: str | None, task: TaskName)
                 f"The source {settings.source} has no features except image and label.", setting=name, value=value,
                 fix=f"remove {name}, or list the images in a CSV file with their features",
             )  # fmt: skip
-    if column is not None:
-        raise UserError(
-            f"The source {settings.source} has no columns.",
-            setting="data.group_by",
-            value=settings.group_by,
-            allowed="a regular expression with one capturing group, searched for in each example's key",
-        )
+    order = settings.order_column
+    for use, named, value in (("group", column, settings.group_by), ("order", order, settings.order_by)):
+        if named is not None:
+            raise UserError(
+                f"The source {settings.source} has no columns.",
+                setting=f"data.{use}_by",
+                value=value,
+                allowed="a regular expression with one capturing group, searched for in each example's key",
+            )

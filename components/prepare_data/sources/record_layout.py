@@ -295,7 +295,10 @@ def record_layout(
         if name != label.replace("/", "-") and name.partition("-")[0] in tops
     }
     inputs = choose_inputs(
-        settings, {name: kinds_found[name] for name in extras}, image=image, but=(group_column,) if group_column else ()
+        settings,
+        {name: kinds_found[name] for name in extras},
+        image=image,
+        but=(group_column or "", settings.order_column or ""),
     )
     return RecordLayout(task, image, label, label_is, names, key, additional, renamed, class_names, inputs)
 

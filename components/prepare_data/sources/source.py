@@ -39,9 +39,9 @@ OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on (l
 # separated by LABEL_SEPARATOR), the source's split (None if it defines none),
 # its size in bytes, a stamp that changes with the content (see `Source.stamps_are_times`), the
 # position for the source's reader (unused if the key suffices), and its group in the source with data.group_by, else a
-# hash of its inputs and label if it has no image, by which equal ones are recognized. A plain tuple, because there are
-# many.
-Entry = tuple[bytes, str, str | None, int, int, int, bytes]
+# hash of its inputs and label if it has no image, by which equal ones are recognized. If data.order_by names a column,
+# also the text of its value. A plain tuple, because there are many.
+Entry = tuple[bytes, str, str | None, int, int, int, *tuple[bytes, ...]]
 
 
 @dataclass
@@ -173,6 +173,7 @@ class ListedRows(NamedTuple):
         labels: The names of labels of the task multilabel.
         contents: A hash of each row's inputs and label; None if these are all its values. 0: it is not compared.
         keys: The keys that the source gave the rows, whose digests are then stamps; None if keys are made of digests.
+        order: The different texts of the column of data.order_by, and the index of each row's; None without one.
     """
 
     digests: NDArray[np.uint64]
@@ -185,6 +186,16 @@ class ListedRows(NamedTuple):
     labels: AbstractSet[str]
     contents: NDArray[np.uint64] | None = None
     keys: Sequence[bytes] | None = None
+    order: tuple[Sequence[bytes], NDArray[np.int64]] | None = None
+
+    def take(self, index: NDArray[np.int64]) -> ListedRows:
+        """Return the rows at these positions."""
+        return self._replace(
+            digests=self.digests[index], group=self.group[index], sizes=self.sizes[index], offsets=self.offsets[index],
+            bundle=self.bundle[index], contents=None if self.contents is None else self.contents[index],
+            keys=None if self.keys is None else [self.keys[position] for position in index.tolist()],
+            order=self.order and (self.order[0], self.order[1][index]),
+        )  # fmt: skip
 
 
 def coded(values: Iterable[T]) -> tuple[list[T], NDArray[np.int64]]:

@@ -174,7 +174,11 @@ class KeyedTableSource(TableFileSource):
         contents = rows.digests if rows.contents is None else rows.contents
         columns = (rows.group, rows.bundle, rows.sizes, digests, rows.offsets, contents)
         about = zip(*(column.tolist() for column in columns), strict=True)
-        for key, line, (group, bundle, size, stamp, offset, content) in zip(row_keys, batch.lines, about, strict=True):
+        orders: list[tuple[bytes, ...]] = [()] * len(row_keys)
+        if rows.order:
+            orders = [(rows.order[0][index],) for index in rows.order[1].tolist()]
+        all_rows = zip(row_keys, batch.lines, about, orders, strict=True)
+        for key, line, (group, bundle, size, stamp, offset, content), order in all_rows:
             if self.has_image:
                 if (status := missing.status(folder, key, line)) is None:
                     continue
@@ -182,7 +186,7 @@ class KeyedTableSource(TableFileSource):
             split, label = rows.groups[group]
             is_compared = not (self.has_image or self._table.has_groups)
             value = content.to_bytes(DIGEST_BYTES) if is_compared else rows.bundles[bundle]
-            yield key, label or labels, split, size, stamp, offset, value
+            yield key, label or labels, split, size, stamp, offset, value, *order
 
     def reader(self, scratch: Path) -> Reader:
         schema = self._table.schema

@@ -229,7 +229,7 @@ def save_images(settings: DataSettings, folder: Path) -> int:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as scratch:
         ignored, reader, root = Ignored(), source.reader(Path(scratch)), Path(scratch) / "images"
         for part in source.parts():
-            for key, label, split, size, _, offset, _ in source.entries(part, ignored, Path(scratch)):
+            for key, label, split, size, _, offset, *_ in source.entries(part, ignored, Path(scratch)):
                 if "/" in label or label.startswith("."):
                     raise _unsuitable(settings, f"the class {label!r} is not a valid folder name")
                 image = reader.read(key, offset, size)

@@ -20,6 +20,7 @@ from typing import BinaryIO
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import scan
 from slipway.components.prepare_data.examples import (
+    COLUMN,
     SPLIT_FOLDERS,
     Example,
     Group,
@@ -52,7 +53,7 @@ OFFSET_BITS = 44
 MAX_OPEN = 64
 GZIP_START = b"\x1f\x8b"
 # A record's key, its features by name, and of its entry the label, split, size, position and group; and its message.
-Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, bytes], bytes]
+Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, bytes, bytes], bytes]
 ROWS_LISTED = 4096  # at once
 READ_BYTES = 8 << 20  # by one request, if a file is in a bucket
 
@@ -106,7 +107,9 @@ class TfrecordSource(Source):
         self.class_names = layout.class_names
         self._files = files
         self._layout = layout
-        self._group = require_feature(group_column, [*layout.additional, *filter(None, [layout.key])])
+        names = [*layout.additional, *filter(None, [layout.key])]
+        self._group = require_feature(group_column, names)
+        self._order = require_feature(settings.order_column, names, "order")
         compressed = [file.path for file in files if _is_compressed(file.path)]
         if compressed:
             gzipped = [path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz") for path in compressed]
@@ -149,12 +152,13 @@ class TfrecordSource(Source):
 
         digests = b"".join([_digest(features) for _, features, *_ in records])
         learned = b"".join([self._content(features) for _, features, *_ in records])
-        labels, splits, *columns, values = zip(*(entry for _, _, entry, _ in records), strict=True)
+        labels, splits, *columns, values, orders = zip(*(entry for _, _, entry, _ in records), strict=True)
         groups, group, names = coded_groups(splits, labels, several=self.task == "multilabel")
         sizes, offsets = (np.array(column, np.int64) for column in columns)
         hashes = np.frombuffer(digests, ">u8")
         contents = np.frombuffer(learned, ">u8")
-        return ListedRows(hashes, groups, group, sizes, offsets, *coded(values), names, contents)
+        order = None if self._order is None else coded(orders)
+        return ListedRows(hashes, groups, group, sizes, offsets, *coded(values), names, contents, order=order)
 
     def _content(self, features: Mapping[bytes, bytes]) -> bytes:
         """Return the hash of an example's inputs and label."""
@@ -172,10 +176,11 @@ class TfrecordSource(Source):
                 if keys:
                     keys.add(key, count)
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=DIGEST_BYTES).digest())
-                label, split, size, offset, value = entry
+                label, split, size, offset, value, order = entry
                 if not (self.has_image or self._group):
                     value = self._content(features)
-                yield key, label, split, size, stamp, offset, value
+                listed = key, label, split, size, stamp, offset, value
+                yield (*listed, order) if self._order else listed
             if keys and (twice := keys.twice()):
                 raise source_error(
                     self.reference,
@@ -204,11 +209,12 @@ class TfrecordSource(Source):
                     label = self._layout.label_of(features)
                     if self.task == "regression":
                         ignored.precision.add(self._layout.label, self._layout.target(features))
-                    value = self._group_value(features)
+                    texts = self._text(features, self._group, "group"), self._text(features, self._order, "order")
                 except Unusable as error:
                     ignored.skip(key, str(error))
                     continue
-                yield key, features, (label, file.split, len(message), number << OFFSET_BITS | offset, value), message
+                place = number << OFFSET_BITS | offset
+                yield key, features, (label, file.split, len(message), place, *texts), message
         if not is_damaged and count < (file.records or 0):
             self._refuse_truncated(file, count)
         for missing in range(count, file.records or 0):
@@ -226,13 +232,14 @@ class TfrecordSource(Source):
             fix="copy the file again; or keep its records: --set data.truncated=keep --set data.skip_corrupt=0.01",
         )
 
-    def _group_value(self, features: dict[bytes, bytes]) -> bytes:
-        if self._group is None:
+    def _text(self, features: dict[bytes, bytes], name: str | None, use: str) -> bytes:
+        """Return the text of the feature by which examples are grouped or ordered; empty without one."""
+        if name is None:
             return b""
         sources = {new: name for name, new in self._layout.renamed.items()}
-        feature_values = values(features.get(sources.get(self._group, self._group).encode(), b""))
+        feature_values = values(features.get(sources.get(name, name).encode(), b""))
         if len(feature_values) != 1:
-            raise Unusable(f"it has {len(feature_values)} values of {self._group}; data.group_by requires one")
+            raise Unusable(f"it has {len(feature_values)} values of {name}; data.{use}_by requires one")
         return feature_values[0] if isinstance(feature_values[0], bytes) else str(feature_values[0]).encode()
 
     def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
@@ -352,8 +359,8 @@ def _split_of(path: Path) -> str | None:
     return SPLIT_FOLDERS.get((tokens[-1] if tokens else path.parent.name).lower())
 
 
-def require_feature(name: str | None, features: Iterable[str]) -> str | None:
-    """Return the feature that data.group_by names.
+def require_feature(name: str | None, features: Iterable[str], use: str = "group") -> str | None:
+    """Return the feature that data.group_by, or data.order_by for the `use` order, names.
 
     Raises:
         UserError: The feature does not exist.
@@ -362,9 +369,9 @@ def require_feature(name: str | None, features: Iterable[str]) -> str | None:
     if name is None or name in features:
         return name
     raise UserError(
-        f"There is no feature {name} to group by.",
-        setting="data.group_by",
+        f"There is no feature {name} to {use} by.",
+        setting=f"data.{use}_by",
         value=f"column:{name}",
         allowed="column:NAME, where NAME is one of " + ", ".join(features) if features else "a regular expression",
-        nearest=nearest(name, features),
+        nearest=(near := nearest(name, features)) and f"{COLUMN}{near}",
     )

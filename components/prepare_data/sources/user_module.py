@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
@@ -81,11 +81,12 @@ class ModuleSource(Source):
             ((_, (self.has_image, self._kinds)),) = workers.run([reference])
         self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
         self._group = require_feature(group_column, self._kinds)
+        self._order = require_feature(settings.order_column, self._kinds, "order")
         self.inputs = choose_inputs(
             settings,
             {name: str(kind) for name, kind in self._kinds.items()},
             image=self._image if self.has_image else None,
-            but=(group_column or "",),
+            but=(group_column or "", settings.order_column or ""),
         )
 
     def classes(self, listed: Iterable[str]) -> list[str]:
@@ -113,8 +114,10 @@ class ModuleSource(Source):
                 same = digest(stored)
                 if check:
                     check.compare(number, same)
-                offset, group = spool.add(stored.image, stored.additional or None), self._group_value(stored)
-                entry = stored.label, stored.split, len(stored.image), int.from_bytes(same), offset, group
+                offset = spool.add(stored.image, stored.additional or None)
+                order = () if self._order is None else (_text(stored, self._order, "{}"),)
+                about = stored.label, stored.split, len(stored.image), int.from_bytes(same), offset
+                entry: tuple[Any, ...] = (*about, self._group_value(stored), *order)
                 if stored.key:
                     keys.add(stored.key, number)
                     yield stored.key, *entry
@@ -273,9 +276,7 @@ class ModuleSource(Source):
                 (name, feature) for name, feature in stored.additional if name.decode() in (*self.inputs, "label")
             ]
             return b"" if self.has_image else content_digest(stored.label, learned)
-        feature = dict(stored.additional)[stored_name(self._group).encode()]
-        decoded = values(feature)
-        return decoded[0] if len(decoded) == 1 and isinstance(decoded[0], bytes) else repr(decoded).encode()
+        return _text(stored, self._group, "[{!r}]")
 
     def _mistake(self, message: str, fix: str | None = None) -> UserError:
         return source_error(self.reference, message, allowed=CONTRACT, fix=fix)
@@ -321,6 +322,14 @@ class StoredExample(NamedTuple):
     split: str | None
     image: bytes
     additional: list[tuple[bytes, bytes]]
+
+
+def _text(stored: StoredExample, name: str, number: str) -> bytes:
+    """Return a feature that is one text, or the text of its numbers: of one number in the format `number`."""
+    decoded = values(dict(stored.additional)[stored_name(name).encode()])
+    if len(decoded) != 1:
+        return repr(decoded).encode()
+    return decoded[0] if isinstance(decoded[0], bytes) else number.format(decoded[0]).encode()
 
 
 def content_digest(label: str, features: list[tuple[bytes, bytes]]) -> bytes:

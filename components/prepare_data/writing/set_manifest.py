@@ -87,6 +87,7 @@ def manifest_of(
         checked=checked,
         notes=[
             *source.notes,
+            *tasks.listing.period_notes,
             *notes(classes, tally),
             *tasks.skipped.notes(),
             *tasks.listing.repeats.notes(source.item),

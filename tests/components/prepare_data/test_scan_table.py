@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import random
 from collections.abc import Callable
@@ -116,3 +117,38 @@ def test_later_cells_of_a_column_of_numbers_count(
     assert (kinds.get("x"), table.columns["x"].missing) == (kind, missing)
     assert dict(table.settings.number_format) == formats
     assert table.rows == len(rows) + 3
+
+
+@pytest.mark.parametrize(
+    ("written", "order", "expected"),
+    [
+        ("%Y-%m-%d", "forward", "column:day"),
+        ("%d.%m.%Y", "backward", "column:day"),
+        ("%Y-%m-%d", "nearly", "column:day"),
+        ("%Y-%m-%d", "random", None),
+        ("%Y-01-01", "forward", None),  # too few different dates
+    ],
+)
+def test_a_date_that_orders_the_rows_is_proposed_for_the_splits(
+    tmp_path: Path, written: str, order: str, expected: str | None
+) -> None:
+    days = [datetime.date(2024, 1, 28) + datetime.timedelta(days=number) for number in range(200)]
+    if order == "backward":
+        days.reverse()
+    if order == "nearly":
+        days[50], days[51] = days[51], days[50]
+    if order == "random":
+        random.Random(0).shuffle(days)
+    table = tmp_path / "t.csv"
+    rows = [f"{day.strftime(written)},{number % 7}.5,{'ab'[number % 2]}\n" for number, day in enumerate(days)]
+    table.write_text("day,amount,label\n" + "".join(rows))
+    result = scan_table(table, "label")
+    assert result.settings.order_by == expected
+    kinds = {"%Y-%m-%d": None, "%d.%m.%Y": {"day": "date_dmy"}, "%Y-01-01": None}
+    assert result.settings.features == (kinds[written] if expected else None)
+    assert ("day" in result.manifest.inputs) is (expected is None)
+    assert "day" in result.columns
+    # It is not proposed where a split would lack a class.
+    one_class = [row.replace(",b", ",a") for row in rows[:170]]
+    table.write_text("day,amount,label\n" + "".join([*one_class, *rows[170:]]))
+    assert scan_table(table, "label").settings.order_by is None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from slipway.components.prepare_data.examples import COLUMN
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import is_image
 from slipway.components.prepare_data.sources.listed_files import file_status, path_key
@@ -109,6 +110,8 @@ class HeaderReader:
         names, requested = table.names, dict(self._columns_of)
         if self._group_column is not None:
             requested["group"] = (self._group_column,)
+        if self._settings.order_column is not None:
+            requested["order"] = (self._settings.order_column,)
         columns: dict[str, int] = {}
         for use, allowed in requested.items():
             indexes = [index for index, name in enumerate(names) if name in allowed]
@@ -118,13 +121,13 @@ class HeaderReader:
                 raise self._mistake(f"{table.header} has several columns for the {use}: {listed}.", fix=fix)
             if indexes:
                 columns[use] = indexes[0]
-            elif use == "group":
+            elif use in ("group", "order"):
                 raise UserError(
-                    f"{table.header} has no column {self._group_column}.",
-                    setting="data.group_by",
-                    value=f"column:{self._group_column}",
+                    f"{table.header} has no column {allowed[0]}.",
+                    setting=f"data.{use}_by",
+                    value=f"column:{allowed[0]}",
                     allowed="column:NAME, where NAME is one of " + ", ".join(names),
-                    nearest=nearest(self._group_column or "", names),
+                    nearest=(near := nearest(allowed[0], names)) and f"{COLUMN}{near}",
                 )
             elif use in ("label", "id") or (use == "image" and self._settings.image is not None):
                 raise self._no_column(table, use, allowed)
@@ -150,7 +153,7 @@ class HeaderReader:
             if counts[name] > 1:
                 raise self._mistake(f"{table.header} has two columns {name}.")
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SLIP)
-            if near and name not in self._described and name != self._group_column:
+            if near and name not in self._described and name not in (self._group_column, self._settings.order_column):
                 raise self._mistake(
                     f"{table.header} has an unknown column {name!r}.",
                     nearest=near[0],

@@ -151,12 +151,13 @@ class InputTable:
         return PlainTable(table, formats, markers) if formats or markers else table
 
     def _refuse_pattern(self) -> None:
-        settings = self._settings
-        if settings.group_by is not None and not self.has_groups and self.header.key is None:
-            raise UserError(
-                f"The rows of {self.path} have no names in which data.group_by could be found.",
-                setting="data.group_by",
-                value=settings.group_by,
-                allowed="column:NAME; a regular expression only with data.id",
-                fix="--set data.group_by=column:NAME",
-            )
+        patterns = {"group": self._settings.group_by, "order": self._settings.order_by}
+        for use, pattern in patterns.items():
+            if pattern is not None and use not in self.header.columns and self.header.key is None:
+                raise UserError(
+                    f"The rows of {self.path} have no names in which data.{use}_by could be found.",
+                    setting=f"data.{use}_by",
+                    value=pattern,
+                    allowed="column:NAME; a regular expression only with data.id",
+                    fix=f"--set data.{use}_by=column:NAME",
+                )

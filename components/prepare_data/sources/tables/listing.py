@@ -153,7 +153,7 @@ class TableLister:
         return self._checks.encode(kind, self._spellings.get(name, {}).get(text, text))
 
     def _are_valid(self, use: str, column: pyarrow.StringArray) -> bool:
-        if use == LABEL and self._task == "regression":
+        if use == "order" or (use == LABEL and self._task == "regression"):
             return True
         cells = column.unique().to_pylist()
         if use == LABEL and self._task == "multilabel":
@@ -208,11 +208,12 @@ class TableLister:
         if self._task == "multilabel":
             cells = batch.columns[self._positions[LABEL]].unique().to_pylist()
             names.update(*(label_cell(self._task, cell, LABEL)[0].split(LABEL_SEPARATOR) for cell in cells))
-        content, bundles = self._header.content, self._bundles(batch)
+        content, bundles, order = self._header.content, self._texts(batch, "group"), self._texts(batch, "order")
         digests = self._digests(batch, content)
         is_all = "image" in self._header.columns or self._learned == content
         learned = digests if is_all else self._digests(batch, self._learned)
-        return ListedRows(digests, groups, group, sizes, offsets, *bundles, names - {""}, learned)
+        bundles = bundles or ([b""], np.zeros(rows, np.int64))
+        return ListedRows(digests, groups, group, sizes, offsets, *bundles, names - {""}, learned, order=order)
 
     def _labels(self, batch: Batch) -> tuple[list[str], NDArray[np.int64]]:
         """Return the classes, and the index of each row's."""
@@ -231,11 +232,11 @@ class TableLister:
         index = np.array([splits.index(name) for name in names], np.int64)
         return [*splits], index[encoded.indices.to_numpy()]
 
-    def _bundles(self, batch: Batch) -> tuple[list[bytes], NDArray[np.int64]]:
-        """Return the values of the column of data.group_by, and the index of each row's."""
-        if "group" not in self._header.columns:
-            return [b""], np.zeros(len(batch), np.int64)
-        encoded = batch.columns[self._header.columns["group"]].dictionary_encode()
+    def _texts(self, batch: Batch, use: str) -> tuple[list[bytes], NDArray[np.int64]] | None:
+        """Return the different texts of the column with this use, and the index of each row's; None without one."""
+        if use not in self._header.columns:
+            return None
+        encoded = batch.columns[self._header.columns[use]].dictionary_encode()
         return [text.encode() for text in encoded.dictionary.to_pylist()], encoded.indices.to_numpy()
 
 

@@ -84,7 +84,7 @@ class RowChecks:
         """Check the label, split and other uses of a row."""
         where = self._where(line)
         for use, cell in cells.items():
-            if not cell and use != "label":
+            if not cell and use not in ("label", "order"):
                 raise self.mistake(f"{where} has no {use}.")
         label = cells["label"]
         if not label.isprintable():

@@ -86,9 +86,9 @@ def read_schema(
     Raises:
         UserError: No column can be an input, or one of data.inputs cannot.
     """
-    image, group = header.name("image"), header.name("group")
+    image, dividing = header.name("image"), {header.name("group") or "", header.name("order") or ""}
     described = additional_kinds(settings)
-    names = set(settings.inputs or (() if image else header.additional.keys() - {group}))
+    names = set(settings.inputs or (() if image else header.additional.keys() - dividing))
     columns = {name: index for name, index in header.additional.items() if name in names and name not in described}
     if cells is None:
         cells = count_cells(table, columns, columns if whole else ()) if columns else {}
@@ -106,7 +106,7 @@ def read_schema(
             fix=f"--set {shlex.quote(f'data.inputs={json.dumps([*excluded], ensure_ascii=False)}')}",
         )
     inputs = choose_inputs(
-        settings, {name: str(kind) for name, kind in kinds.items()}, image=image, but=(group or "", *excluded)
+        settings, {name: str(kind) for name, kind in kinds.items()}, image=image, but=(*dividing, *excluded)
     )
     notes = [f"The column {name} is no input: it {why}." for name, why in excluded.items()]
     doubtful = {name: column for name, column in inferred.items() if column.doubt and name not in excluded}

@@ -21,8 +21,9 @@ from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import entries
 from slipway.components.prepare_data.listing.groups import Bundles, bundle_in, bundle_reader
-from slipway.components.prepare_data.listing.index import Listing, list_part
+from slipway.components.prepare_data.listing.index import Listing
 from slipway.components.prepare_data.listing.lists import deal, list_path, read_list
+from slipway.components.prepare_data.listing.parts import list_part
 from slipway.components.prepare_data.listing.split import all_blocks
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from slipway.components.prepare_data.examples import Group
 from slipway.components.prepare_data.listing import entries as entries_module
-from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import Listing, list_part
+from slipway.components.prepare_data.listing import parts as listing_parts
+from slipway.components.prepare_data.listing.index import Listing
 from slipway.components.prepare_data.listing.lists import deal, list_path, read_list
+from slipway.components.prepare_data.listing.parts import list_part
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Entry, Ignored
@@ -106,7 +107,7 @@ def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     shards = []
     keys = [key for key, *_ in entries(300)]
     for size in (1 << 23, 1 << 10):
-        monkeypatch.setattr(index, "ENTRIES_LISTED", size >> 7)
+        monkeypatch.setattr(listing_parts, "ENTRIES_LISTED", size >> 7)
         monkeypatch.setattr(entries_module, "ROWS_READ", size >> 6)
         monkeypatch.setattr(entries_module, "PIECE_BYTES", size)
         folder = tmp_path / str(size)

@@ -259,7 +259,7 @@ def test_mistakes_are_named(write: Callable[..., Path], make_settings: MakeSetti
     error = refused(make_settings(source, features=PLAIN, label="lable"))
     assert (error.setting, error.nearest) == ("data.label", "label")
     error = refused(make_settings(source, features={**PLAIN, "age": "integer"}, group_by="column:ages"))
-    assert (error.setting, error.nearest) == ("data.group_by", "age")
+    assert (error.setting, error.nearest) == ("data.group_by", "column:age")
     error = refused(make_settings(f"tfrecord:{root}/none*"))
     assert error.nearest == f"tfrecord:{root}/train.tfrecord"
     (root / "train.tfrecord").write_bytes(gzip.compress((root / "train.tfrecord").read_bytes()))

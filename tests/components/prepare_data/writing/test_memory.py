@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from slipway.components.prepare_data import prepare as prepare_module
-from slipway.components.prepare_data.listing import conflicts, entries, index, lists
+from slipway.components.prepare_data.listing import conflicts, entries, lists
+from slipway.components.prepare_data.listing import parts as listing_parts
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing import shards
 from slipway.core.tables import csv_file
@@ -36,7 +37,7 @@ def comment(number: int) -> bytes:
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers that few examples fill."""
-    monkeypatch.setattr(index, "ENTRIES_LISTED", 100)
+    monkeypatch.setattr(listing_parts, "ENTRIES_LISTED", 100)
     monkeypatch.setattr(entries, "ROWS_READ", 100)
     monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(shards, "BUFFER_BYTES", 1 << 14)
