@@ -8,7 +8,7 @@ import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from slipway.components.prepare_data.sources.tables.inference import (
     infer_kinds,
 )
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
+from slipway.components.prepare_data.validation.split_check import SplitFinding
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.shard_tasks import ShardTasks
 from slipway.core import events
@@ -56,11 +57,13 @@ class TableScan:
         settings: The settings with which it was read.
         manifest: The manifest of the data set that it becomes.
         columns: Its columns, if it is a table, without those whose kind is declared.
+        split_findings: What was measured of its splits.
     """
 
     settings: DataSettings
     manifest: Manifest
     columns: Mapping[str, InferredColumn] = field(default_factory=dict)
+    split_findings: Sequence[SplitFinding] = ()
 
     @property
     def rows(self) -> int:
@@ -94,9 +97,10 @@ def scan(settings: DataSettings, task: TaskName, cells: Mapping[str, Cells] | No
             )  # fmt: skip
             if not source.is_table:
                 require_room(store, work, target.plan.bytes)
-            manifest = SetWriter(tasks).scan()
+            writer = SetWriter(tasks)
+            manifest = writer.scan()
     columns = source.inferred(listing.ignored) if isinstance(source, TableFileSource) else {}
-    return TableScan(settings, manifest, columns)
+    return TableScan(settings, manifest, columns, writer.split_findings)
 
 
 def scan_table(path: Path, label: str | None) -> TableScan:

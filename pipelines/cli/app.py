@@ -23,14 +23,13 @@ from slipway.pipelines.terminal import (
     print_any_character,
     show_help_alone,
 )
-from slipway.trainer.engines.installed import is_extra_installed, verify_extra
 
 
 class LazyCommand(click.Command):
     """What a help page shows of a command or group of commands, which is imported when it is called."""
 
     def __init__(self, row: Command, members: Mapping[str, LazyCommand] | None = None) -> None:
-        super().__init__(row.name, help=row.help, hidden=bool(row.extra) and not is_extra_installed(row.extra))
+        super().__init__(row.name, help=row.help, hidden=bool(row.extra) and not _is_installed(row.extra))
         self.rich_help_panel = row.panel
         self.source = row.source
         self.examples = row.examples
@@ -45,6 +44,8 @@ class LazyCommand(click.Command):
             UserError: A package that it needs is not installed.
         """
         if self.extra:
+            from slipway.trainer.engines.installed import verify_extra
+
             verify_extra(self.extra)
         source = extensions.load(self.source) if self.source else command_group(self.help or "")
         parent = typer.Typer(suggest_commands=False)
@@ -92,6 +93,12 @@ class LazyCommands(Commands):
             names = [name] if name in self.paths else get_close_matches(name, self.paths, n=1)
             vars(error)["possibilities"] = [self.paths[near] for near in names]  # declared final
             raise
+
+
+def _is_installed(extra: str) -> bool:
+    from slipway.trainer.engines.installed import is_extra_installed
+
+    return is_extra_installed(extra)
 
 
 def _restore_help(command: click.Command) -> None:

@@ -58,7 +58,8 @@ class InputStatistics:
 
     Attributes:
         count: The number of examples that have a value.
-        missing: The number of examples whose number is missing.
+        missing: The number of examples whose number or date is missing.
+        invalid: The number of these that have another text instead of a date.
         sums: The sum of each element; of numbers, in units of 2**-149.
         squares: The sum of the squares of each element of a number, in units of 2**-298.
         minimum: The smallest element.
@@ -71,6 +72,7 @@ class InputStatistics:
 
     count: int = 0
     missing: int = 0
+    invalid: int = 0
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     minimum: float | None = None
@@ -117,6 +119,7 @@ class InputStatistics:
     def merge(self, other: InputStatistics) -> None:
         """Add the statistics of other examples."""
         self.missing += other.missing
+        self.invalid += other.invalid
         if not other.count:
             return
         if not self.count:
@@ -288,11 +291,14 @@ def text_statistics(kind: Kind, column: Sequence[str]) -> InputStatistics:
     """Return the statistics of texts or dates."""
     import pyarrow
 
-    from slipway.components.prepare_data.encoding.texts import count_words, days_of
+    from slipway.components.prepare_data.encoding.texts import count_words, days_of, missing_cells
 
     texts = pyarrow.array(column, pyarrow.string())
     if kind.is_date:
-        return number_statistics(days_of(texts, kind.order).astype("float32"))
+        statistics = number_statistics(days_of(texts, kind.order).astype("float32"))
+        if statistics.missing:
+            statistics.invalid = statistics.missing - (missing_cells(texts).true_count or 0)
+        return statistics
     words, lengths = count_words(texts)
     return InputStatistics(len(column), categories=words, lengths=lengths)
 
@@ -535,9 +541,9 @@ def _check_dates(name: str, kind: Kind, stats: InputStatistics, settings: DataSe
     """
     written = {"y": "year", "m": "month", "d": "day"}
     parts = "-".join(written[part] for part in kind.order)
-    if stats.missing > stats.count:
+    if stats.invalid > stats.count:
         raise UserError(
-            f"Only {stats.count:,} of {stats.count + stats.missing:,} texts of {name} are dates in the order {parts}.",
+            f"Only {stats.count:,} of {stats.count + stats.invalid:,} texts of {name} are dates in the order {parts}.",
             setting=f"data.features.{name}",
             value=str(kind),
             allowed="date (2026-11-25), date_dmy (25.11.2026), date_mdy (11/25/2026), each also with a time; text; "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.core.dates import PARTS, PATTERNS, SECONDS, Order, moment
+from slipway.core.dates import Order
 from slipway.core.manifest import Input
 
 # Fewer examples outside the largest class, or fewer known numbers, may be separated by chance.
@@ -28,25 +27,40 @@ def score(column: Sequence[Value], labels: Sequence[Value], about: Input, task: 
     """Return the mean AUC of the classes, or the R², that an input reaches alone; 0 if there are too few examples."""
     numbers = None
     if about.kind == "date":
-        numbers = np.array([_days(value, about.order) for value in column])
+        numbers = days(column, about.order)
     elif about.kind in ("number", "integer"):
         numbers = np.array(column, np.float64)
     bins = _of_texts(column) if numbers is None else _of_numbers(numbers)
     if task == "regression":
         return _explained(numbers, bins, np.array(labels, np.float64))
-    classes, counts = np.unique(np.array(labels), return_counts=True)
-    if len(classes) < 2 or len(labels) - counts.max() < FEWEST_OTHERS:
-        return 0.0
-    frequent = classes[np.argsort(-counts, kind="stable")[:MAX_CLASSES]]
-    positive = np.array(labels)[:, None] == frequent
-    expected = _out_of_fold(bins, positive.astype(np.float64))
-    areas = [_area(expected[:, index], positive[:, index]) for index in range(len(frequent))]
-    score = float(np.mean(areas))
-    if numbers is not None and len(classes) == 2:
+    score, positive = _separated(bins, np.array(labels))
+    if numbers is not None and positive.shape[1] == 2:
         for missing in (-np.inf, np.inf):
-            area = _area(np.where(np.isnan(numbers), missing, numbers), positive[:, 0])
-            score = max(score, area, 1 - area)
+            reached = area(np.where(np.isnan(numbers), missing, numbers), positive[:, 0])
+            score = max(score, reached, 1 - reached)
     return score
+
+
+def association(values: Floats, labels: Floats, task: str, *, is_category: bool) -> float:
+    """Return how well numbers, or the codes of categories, alone predict the labels: from 0, not at all, to 1."""
+    bins = _of_texts(values.tolist()) if is_category else _of_numbers(values)
+    if task == "regression":
+        return max(0.0, _explained(None, bins, labels))
+    return max(0.0, 2 * _separated(bins, labels)[0] - 1)
+
+
+def _separated(bins: NDArray[np.int64], labels: NDArray[Any]) -> tuple[float, NDArray[np.bool_]]:
+    """Return the mean AUC of the most frequent classes by the bins of an input, and which examples are of each class.
+
+    The AUC is 0, and there is no class, if there are too few examples.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    if len(classes) < 2 or len(labels) - counts.max() < FEWEST_OTHERS:
+        return 0.0, np.zeros((len(labels), 0), bool)
+    frequent = classes[np.argsort(-counts, kind="stable")[:MAX_CLASSES]]
+    positive = labels[:, None] == frequent
+    expected = _out_of_fold(bins, positive.astype(np.float64))
+    return float(np.mean([area(expected[:, index], positive[:, index]) for index in range(len(frequent))])), positive
 
 
 def _explained(numbers: Floats | None, bins: NDArray[np.int64], targets: Floats) -> float:
@@ -57,7 +71,7 @@ def _explained(numbers: Floats | None, bins: NDArray[np.int64], targets: Floats)
     score = 1 - float(((targets - expected) ** 2).sum() / ((targets - targets.mean()) ** 2).sum())
     known = ~np.isnan(numbers) if numbers is not None else np.zeros(0, bool)
     if numbers is not None and known.sum() >= max(FEWEST_OTHERS, len(targets) / 2):
-        for first, second in ((numbers[known], targets[known]), (_ranks(numbers[known]), _ranks(targets[known]))):
+        for first, second in ((numbers[known], targets[known]), (ranks(numbers[known]), ranks(targets[known]))):
             if first.std() and second.std():
                 score = max(score, float(np.corrcoef(first, second)[0, 1] ** 2))
     return score
@@ -97,23 +111,24 @@ def _without(cells: NDArray[np.generic]) -> Floats:
     return (by_bin.sum(axis=1, keepdims=True) - by_bin).ravel()
 
 
-def _area(scores: Floats, positive: NDArray[np.bool_]) -> float:
+def area(scores: Floats, positive: NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve."""
     positives, negatives = int(positive.sum()), int((~positive).sum())
-    return float((_ranks(scores)[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float((ranks(scores)[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def _ranks(values: Floats) -> Floats:
+def ranks(values: Floats) -> Floats:
     """Return the ranks from 1 on, [examples]; equal values have their mean."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[index]
     return ranks
 
 
-def _days(value: Value, order: Order) -> float:
-    """Return the days since 1970 of a date, NaN of none."""
-    matched = re.fullmatch(PATTERNS[order], value.decode(errors="replace")) if isinstance(value, bytes) else None
-    if matched is None:
-        return float("nan")
-    date = moment(*(int(matched[part] or 0) for part in PARTS))
-    return float(date.days + date.second / SECONDS)
+def days(column: Sequence[Value], order: Order) -> Floats:
+    """Return the days since 1970 of dates, NaN of other texts."""
+    import pyarrow
+
+    from slipway.components.prepare_data.encoding.texts import days_of
+
+    texts = [value.decode(errors="replace") if isinstance(value, bytes) else "" for value in column]
+    return days_of(pyarrow.array(texts, pyarrow.string()), order)

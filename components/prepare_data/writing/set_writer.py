@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from slipway.components.prepare_data.encoding.inputs import Statistics, combine_statistics
 from slipway.components.prepare_data.encoding.records import Label
@@ -17,6 +17,7 @@ from slipway.components.prepare_data.validation.leaks import leak_notes
 from slipway.components.prepare_data.validation.near_duplicates import near_duplicate_notes
 from slipway.components.prepare_data.validation.network_input import blank_notes
 from slipway.components.prepare_data.validation.outliers import outlier_notes
+from slipway.components.prepare_data.validation.split_check import SplitFinding, check_split, split_notes
 from slipway.components.prepare_data.validation.tally import Tally, combine
 from slipway.components.prepare_data.writing.set_manifest import manifest_of
 from slipway.components.prepare_data.writing.shard_tasks import Records, ShardTasks
@@ -29,10 +30,15 @@ from slipway.core.seen import split_file
 
 
 class SetWriter:
-    """Writes one data set by the tasks of its shards."""
+    """Writes one data set by the tasks of its shards.
+
+    Attributes:
+        split_findings: What was measured of its splits, once it is written or scanned.
+    """
 
     def __init__(self, tasks: ShardTasks) -> None:
         self._tasks, self._validation = tasks, Validation(tasks)
+        self.split_findings: Sequence[SplitFinding] = ()
 
     def write(self, fingerprint: Callable[[Records], str]) -> Manifest:
         """Write the data set; return its manifest. `fingerprint` computes its fingerprint from its records.
@@ -154,6 +160,9 @@ class SetWriter:
             notes_on_splits += conflict_notes(files, hashes, about, source.item, self._text_of)
         if about.target:
             notes_on_splits += outlier_notes(shards["train"], about, statistics["train"][LABEL])
+        has_splits = any(split is not None for split, _ in tasks.listing.groups)
+        self.split_findings = check_split(shards, about, tasks.settings, tasks.skipped.groups, has_splits=has_splits)
+        notes_on_splits += split_notes(self.split_findings)
         return about.model_copy(update={"notes": [*about.notes, *notes_on_splits]}), statistics, near
 
     def _finish(self, fingerprint: str, results: Mapping[str, list[ShardResult]]) -> Manifest:

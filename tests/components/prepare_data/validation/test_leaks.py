@@ -100,7 +100,7 @@ def test_one_exception_in_1000_rows_does_not_hide_a_leak() -> None:
     values = labels + 0.4 * generator.random(1000)
     values[np.flatnonzero(labels)[0]] = -5
     score = input_scores.score(values.tolist(), labels.tolist(), Input(kind="number"), "classification")
-    assert input_scores._area(values, labels == 1) == pytest.approx(roc_auc_score(labels, values), abs=1e-12)
+    assert input_scores.area(values, labels == 1) == pytest.approx(roc_auc_score(labels, values), abs=1e-12)
     assert 0.99 < roc_auc_score(labels, values) <= score < 1
     targets = generator.normal(0, 1, 1000)
     copy = targets.copy()

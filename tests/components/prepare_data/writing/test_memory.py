@@ -16,6 +16,7 @@ from slipway.components.prepare_data import prepare as prepare_module
 from slipway.components.prepare_data.listing import conflicts, entries, lists
 from slipway.components.prepare_data.listing import parts as listing_parts
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.validation import suspicions
 from slipway.components.prepare_data.writing import shards
 from slipway.core.tables import csv_file
 
@@ -121,6 +122,7 @@ def test_ten_times_the_rows_take_the_same_memory(
     monkeypatch.setattr(lists, "BATCH_BYTES", 1 << 17)
     monkeypatch.setattr(entries, "ROWS_READ", 1000)
     monkeypatch.setattr(conflicts, "MAX_EXAMPLES", 1000)
+    monkeypatch.setattr(suspicions, "MAX_EXAMPLES", 100)
     monkeypatch.setattr(entries, "PIECE_BYTES", 1 << (30 if in_one_piece else 16))
     prepare_module.prepare(DataSettings(source=f"csv:{write_table(tmp_path, 100)}", store=str(tmp_path)), 1)  # imports
     few, many = table_peak(tmp_path, 2000), table_peak(tmp_path, 20_000)
