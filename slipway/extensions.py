@@ -57,6 +57,7 @@ class Section:
         has_default: Whether a configuration without it has the settings' defaults; otherwise, it has none.
         secrets: The names of settings whose values no error shows.
         affects_training: Whether its settings make a difference to what a run trains.
+        is_billed: Whether a run with it may cost money besides its training, such as for an endpoint.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Section:
     has_default: bool = False
     secrets: tuple[str, ...] = ()
     affects_training: bool = True
+    is_billed: bool = False
 
 
 @dataclass(frozen=True)
