@@ -54,9 +54,9 @@ def compile_(
     platform_of(target).compile_to(output, configuration, say)
     hardware = str(configuration.training_hardware)
     if as_json:
-        found = [warning.as_dict() for warning in warnings]
+        shown = [warning.as_dict() for warning in warnings]
         facts = {"file": str(output), "name": configuration.name, "target": target, "hardware": hardware}
-        print_json({**facts, "warnings": found, "cost": cost_of(configuration, target)})
+        print_json({**facts, "warnings": shown, "cost": cost_of(configuration, target)})
         return
     console.print(f"{output}: {configuration.name} for {target} on {hardware}")
 
