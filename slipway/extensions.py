@@ -40,6 +40,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.prices.extension": (),
     "slipway.pipelines.notebook.extension": (),
     "slipway.pipelines.drift.extension": (),
+    "slipway.pipelines.mcp.extension": (),
 }
 
 
@@ -57,6 +58,7 @@ class Section:
         has_default: Whether a configuration without it has the settings' defaults; otherwise, it has none.
         secrets: The names of settings whose values no error shows.
         affects_training: Whether its settings make a difference to what a run trains.
+        is_billed: Whether a run with it may cost money besides its training, such as for an endpoint.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Section:
     has_default: bool = False
     secrets: tuple[str, ...] = ()
     affects_training: bool = True
+    is_billed: bool = False
 
 
 @dataclass(frozen=True)

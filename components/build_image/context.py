@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from slipway.components.build_image.images import REQUIREMENTS, ImageKind, beam_kind
-from slipway.components.build_image.project import OTHERS, ContextFile, ProjectContent, check_requirements, git_files
+from slipway.components.build_image.project import OTHERS, ContextFile, ProjectContent, git_files
 from slipway.core.errors import UserError
 from slipway.core.git import git_commit
 from slipway.trainer.engines.installed import DISTRIBUTION
@@ -54,7 +54,7 @@ class Context:
         for name, value in sorted(self.arguments.items()):
             digest.update(f"{name}={value}\0".encode())
         for path, file in sorted(self.files.items()):
-            content = hashlib.sha256(file.source.read_bytes()).hexdigest()
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{path}\0{int(file.executable)}\0{content}\0".encode())
         return digest.hexdigest()
 
@@ -68,7 +68,7 @@ class Context:
         plain = io.BytesIO()
         with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for path, file in sorted(self.files.items()):
-                content = file.source.read_bytes()
+                content = file.read_bytes()
                 entry = tarfile.TarInfo(path)
                 entry.size = len(content)
                 entry.mode = 0o755 if file.executable else 0o644
@@ -106,9 +106,8 @@ def make_context(
         kind.requirements.removeprefix("slipway/"): locked,
     }
     added = {f"{CODE}/{name}": file for name, file in project.files.items()}
-    if project.requirements is not None:
-        check_requirements(project.requirements, locked.source)
-        added[PROJECT_REQUIREMENTS] = ContextFile(project.requirements, False)
+    if (requirements := project.requirements_for(locked.source)) is not None:
+        added[PROJECT_REQUIREMENTS] = requirements
     files |= added
     excluded = list(project.untracked)
     for name in kind.code:

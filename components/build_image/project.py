@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from slipway.components.build_image.locks import export
 from slipway.components.build_image.settings import ContentSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.git import git
@@ -26,19 +27,24 @@ OTHERS = ("--others", "--exclude-standard")
 
 @dataclass(frozen=True)
 class ContextFile:
-    """A file of a build context: its path, and whether it is executable."""
+    """A file of a build context: its path, whether it is executable, and its text if that is made for the context."""
 
     source: Path
     executable: bool
+    text: str | None = None
 
     @classmethod
     def of(cls, path: Path) -> ContextFile:
         return cls(path, bool(path.stat().st_mode & 0o100))
 
+    def read_bytes(self) -> bytes:
+        """Return its content."""
+        return self.source.read_bytes() if self.text is None else self.text.encode()
+
 
 @dataclass(frozen=True)
 class ProjectContent:
-    """The files of a project by their path in it, and its requirements file.
+    """The files of a project by their path in it, and its requirements file or lock file.
 
     `untracked` are the files that git neither tracks nor ignores and that no setting includes.
     """
@@ -46,6 +52,23 @@ class ProjectContent:
     files: Mapping[str, ContextFile]
     untracked: tuple[str, ...] = ()
     requirements: Path | None = None
+    groups: tuple[str, ...] = ()
+    index: str | None = None
+
+    def requirements_for(self, locked: Path) -> ContextFile | None:
+        """Return the requirements file for the image with a lock file; None without one.
+
+        Raises:
+            UserError: It does not pin all packages, or to other versions than the image has; see also `exported`.
+        """
+        if self.requirements is None:
+            return None
+        if export.is_lock(self.requirements):
+            text = export.exported(self.requirements, locked, self.groups, self.index)
+            return ContextFile(self.requirements, False, text)
+        check_requirements(self.requirements, locked)
+        text = self.requirements.read_text(encoding="utf-8")
+        return ContextFile(self.requirements, False, f"--index-url {self.index}\n{text}" if self.index else text)
 
 
 def project_content(
@@ -83,17 +106,35 @@ def project_content(
             value=list(settings.exclude),
             fix=f"rename {folder / PACKAGE}, or add it to build.exclude",
         )
-    requirements = folder / settings.requirements if settings.requirements else None
+    requirements = export.file_of(folder, settings.requirements) if settings.requirements else None
+    _check_packages(settings, requirements)
     if requirements is not None and not requirements.is_file():
         raise UserError(
             f"There is no requirements file {requirements}.",
             setting="build.requirements",
             value=settings.requirements,
-            nearest=nearest(str(settings.requirements), [path.name for path in folder.glob("*.txt")]),
+            nearest=nearest(str(settings.requirements), [*(path.name for path in folder.glob("*.txt")), *export.NAMES]),
         )
     files = {name: ContextFile.of(folder / name) for name in names}
-    known = {*files, settings.requirements}
-    return ProjectContent(files, tuple(name for name in untracked if name not in known), requirements)
+    known = {*files, settings.requirements, requirements and requirements.name}
+    others = tuple(name for name in untracked if name not in known)
+    return ProjectContent(files, others, requirements, settings.groups, settings.index)
+
+
+def _check_packages(settings: ContentSettings, requirements: Path | None) -> None:
+    """Refuse settings of packages that no file names, and groups of a file that has none."""
+    for name, value in (("groups", settings.groups), ("index", settings.index)):
+        if value and requirements is None:
+            raise UserError(
+                f"build.{name} is for packages of build.requirements, which is not set.", setting=f"build.{name}",
+                value=value, fix=f"--set build.requirements={export.AUTO}",
+            )  # fmt: skip
+    if settings.groups and requirements is not None and not export.has_groups(requirements):
+        raise UserError(
+            f"{requirements.name} has no dependency groups that are locked.", setting="build.groups",
+            value=list(settings.groups), allowed="groups of uv.lock or pylock.toml",
+            fix="uv lock, or --set build.groups=[]",
+        )  # fmt: skip
 
 
 def _tracked_and_others(folder: Path, *, without_git: bool) -> tuple[list[str], list[str]]:

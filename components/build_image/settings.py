@@ -32,8 +32,20 @@ class ContentSettings(Settings):
     )
     requirements: str | None = Field(
         default=None,
-        description="Requirements file with additional packages, each pinned as NAME==VERSION together with what it "
-        "depends on; installed without dependencies. null: none.",
+        description="File with additional packages: uv.lock or pylock.toml, from which they are installed with their "
+        "hashes; a requirements file, which pins each as NAME==VERSION together with what it depends on; or "
+        "pyproject.toml, whose versions are those of the day of the build. auto: the first that exists of pylock.toml, "
+        "uv.lock, requirements.txt and pyproject.toml. null: none.",
+    )
+    groups: tuple[str, ...] = Field(
+        default=(), description="Dependency groups of uv.lock or pylock.toml that are installed, too."
+    )
+    index: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@]+$",
+        description="Package index, such as a mirror, from which the additional packages are installed, and from no "
+        "other one; null: that of pip's configuration where the image is built, in place of the one that most packages "
+        "of a lock file are from, and the lock file's others.",
     )
 
 

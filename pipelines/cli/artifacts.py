@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.targets import Target, show_cost, show_warnings
+from slipway.pipelines.cli.targets import Target, cost_of, show_cost, show_warnings
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -20,7 +20,7 @@ from slipway.pipelines.options import (
     configured,
 )
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
-from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, console, print_json, print_results, say, user_errors
 
 if TYPE_CHECKING:
     pass
@@ -36,12 +36,14 @@ def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The pipeline spec to write.")] = Path(
         "spec.yaml"
     ),
+    as_json: Json = False,
 ) -> None:
     """Write the pipeline spec that a run executes."""
     from slipway.pipelines.api import starting
 
     configuration = configured(file, config, overrides, hardware)
-    show_warnings(starting.check(configuration, target, builds=False))
+    warnings = starting.check(configuration, target, builds=False)
+    show_warnings(warnings)
     show_cost(configuration, target, say)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
@@ -50,7 +52,13 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     platform_of(target).compile_to(output, configuration, say)
-    console.print(f"{output}: {configuration.name} for {target} on {configuration.training_hardware}")
+    hardware = str(configuration.training_hardware)
+    if as_json:
+        shown = [warning.as_dict() for warning in warnings]
+        facts = {"file": str(output), "name": configuration.name, "target": target, "hardware": hardware}
+        print_json({**facts, "warnings": shown, "cost": cost_of(configuration, target)})
+        return
+    console.print(f"{output}: {configuration.name} for {target} on {hardware}")
 
 
 @user_errors

@@ -29,6 +29,7 @@ PARTS = ("--only", "--from-step")
 # The first row that applies is the error. --target is here the name of a platform on other machines.
 EXCLUSIONS = (
     Exclusion(("--folds",), ("--repeat", "--require-promotion")),
+    Exclusion(("--no-wait",), ("--folds", "--repeat", "--require-promotion")),
     Exclusion(("--folds", "--repeat"), ("--resume", *PARTS, "--from")),
     Exclusion(("--folds", "--repeat"), ("--target",), "{option} applies only to runs on this machine."),
     Exclusion(

@@ -219,13 +219,17 @@ def explain(
 
 @user_errors
 @interrupted("the run may be stopping; slipway status RUN shows it")
-def cancel(run_id: Run = "latest") -> None:
+def cancel(run_id: Run = "latest", as_json: Json = False) -> None:
     """Stop a run. Finished steps are kept; slipway run --resume continues it."""
     from slipway.pipelines.api import starting
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
-    console.print(f"{folder.run_id}: {starting.cancel(folder, say).status}")
+    record = starting.cancel(folder, say)
+    if as_json:
+        print_record(record)
+    else:
+        console.print(f"{folder.run_id}: {record.status}")
 
 
 def current(folder: RunFolder) -> RunRecord:

@@ -12,6 +12,7 @@ from slipway.pipelines.cli.scanned import aligned, balance, counted, fitting_bat
 
 if TYPE_CHECKING:
     from slipway.components.prepare_data.scan import Scan
+    from slipway.core.values import JsonObject
 
 MAX_NAMED = 3
 # Of fewer groups of a class, the splits would be far from their fractions.
@@ -39,6 +40,17 @@ IN_IMAGES = ["build:", f"  include: [{WEIGHTS}]  # in containers, too"]
 def summary(name: str, scan: Scan) -> str:
     """Return what a scan found, one line for each subject."""
     return "\n".join([f"{name}: {scan.images:,} images, {scan.bytes / 1e6:,.1f} MB", *lines(_rows(scan))])
+
+
+def facts(scan: Scan) -> JsonObject:
+    """Return what a scan found as plain values, for JSON."""
+    tally = scan.tally
+    return {
+        "examples": scan.images, "bytes": scan.bytes, "labels": scan.labels, "splits": scan.splits,
+        "formats": tally.formats, "unusable": tally.skipped_count, "damaged": tally.damaged, "copies": scan.copies,
+        "conflicts": [list(pair) for pair in scan.conflicts], "lookalikes": sum(map(len, scan.alike)),
+        "ignored": scan.ignored,
+    }  # fmt: skip
 
 
 def _rows(scan: Scan) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,7 @@ from slipway.pipelines.terminal import (
     EXIT_FAILED,
     command_group,
     console,
+    error_console,
     print_json,
     user_errors,
 )
@@ -92,6 +93,7 @@ def check(
     file: ConfigurationFile = None,
     config: Configuration = None,
     overrides: Overrides = None,
+    as_json: Json = False,
 ) -> None:
     """Read the data of a configuration as a run does, without keeping anything; say what there is."""
     from slipway.components.prepare_data import scan as images
@@ -110,12 +112,17 @@ def check(
         )
     for place in locations(configuration):
         place.require_mount()
-    with console.status(f"reading {settings.source}"):
+    with (error_console if as_json else console).status(f"reading {settings.source}"):
         if settings.source.startswith("images:") and configuration.task == "classification":
-            summary = image_folder.summary(settings.source, images.scan(settings))
+            scan = images.scan(settings)
+            facts, summary = image_folder.facts(scan), image_folder.summary(settings.source, scan)
         else:
-            summary = table_file.summary(settings.source, scan_table.scan(settings, configuration.task))
-    console.print(summary, markup=False)
+            table = scan_table.scan(settings, configuration.task)
+            facts, summary = table_file.facts(table), table_file.summary(settings.source, table)
+    if as_json:
+        print_json({"source": settings.source, **facts, "text": summary})
+    else:
+        console.print(summary, markup=False)
 
 
 @data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")

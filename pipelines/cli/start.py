@@ -86,7 +86,8 @@ def run(
         ),
     ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Submit a run to Vertex AI or Kubeflow without watching it.")
+        bool,
+        typer.Option("--no-wait", help="Start the run, here or elsewhere, and return without watching it."),
     ] = False,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Submit without checking the project on Vertex AI first.")
@@ -102,21 +103,21 @@ def run(
         "-c": str(configuration_file or ""), "--target": "" if platform_of(target).trains_here else target,
         "--resume": resume, "--only": only, "--from-step": from_step, "--from": source,
         "--repeat": repeat if repeat > 1 else None, "--folds": folds if folds > 1 else None,
-        "--require-promotion": require_promotion,
+        "--require-promotion": require_promotion, "--no-wait": no_wait,
     })  # fmt: skip
     shown = error_console if as_json else console
     outcome = Outcome(shown, as_json=as_json, require_promotion=require_promotion)
     if only or from_step:
         earlier = runs.find(source or "latest")
         with starting.rerun(earlier, only, from_step, overrides or (), hardware, runner=runner.value) as ready:
-            outcome.of_local(ready)
+            outcome.of_started(ready, wait=not no_wait)
         return
     if resume is not None:
         with starting.resumed(runs.find(resume), overrides or (), hardware, outcome.say, runner=runner) as ready:
             if elsewhere := remote(ready.record.platform):
                 outcome.of_remote(elsewhere.resume(ready.folder, outcome.say), wait=not no_wait)
             else:
-                outcome.of_local(ready)
+                outcome.of_started(ready, wait=not no_wait)
         return
     configuration = configured(file, config, overrides, hardware)
     folded: list[dict[str, JsonObject]] = []
@@ -137,7 +138,7 @@ def run(
             raise typer.Exit(EXIT_REJECTED)
     else:
         with starting.new(configuration, target, outcome.say, runner=runner.value) as ready:
-            outcome.of_local(ready)
+            outcome.of_started(ready, wait=not no_wait)
 
 
 def _check_seed(configuration: RunConfig, repeat: int) -> None:
@@ -253,6 +254,20 @@ class Outcome:
         if wait:
             watch_and_exit(folder, self.shown, as_json=self.as_json, require_promotion=self.require_promotion)
             return
+        self._leave(record)
+
+    def of_started(self, ready: Ready, *, wait: bool) -> None:
+        """Run in this process if `wait`, else in one of its own, which outlives this one."""
+        if wait:
+            self.of_local(ready)
+            return
+        from slipway.pipelines.platforms.local import launch
+
+        launch.start(ready.folder, ready.record)
+        self.say(f"run {ready.folder.run_id} on {ready.record.hardware}, logs in {ready.folder.logs}")
+        self._leave(ready.record)
+
+    def _leave(self, record: RunRecord) -> None:
         if self.as_json:
             print_record(record)
         self.say(f"  watch: slipway status --follow {record.run_id}")

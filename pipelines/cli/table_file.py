@@ -13,6 +13,7 @@ from slipway.trainer.tasks import PAIR
 if TYPE_CHECKING:
     from slipway.components.prepare_data.scan_table import TableScan
     from slipway.core.manifest import Input
+    from slipway.core.values import JsonObject
 
 MAX_COLUMNS = 40
 MAX_CHARACTERS = 24
@@ -32,6 +33,16 @@ METRICS = {
 def summary(name: str, scan: TableScan) -> str:
     """Return what a scan found, one line for each subject."""
     return "\n".join([f"{name}: {scan.rows:,} rows", *lines(_rows(scan))])
+
+
+def facts(scan: TableScan) -> JsonObject:
+    """Return what a scan found as plain values, for JSON."""
+    about = scan.manifest
+    return {
+        "examples": scan.rows, "task": about.task, "label": scan.settings.label or "label", "labels": _labels(scan),
+        "splits": {name: split.examples for name, split in about.splits.items()}, "skipped": about.skipped_count,
+        "inputs": {name: feature.kind for name, feature in _inputs(scan).items()}, "notes": list(about.notes),
+    }  # fmt: skip
 
 
 def _rows(scan: TableScan) -> Iterator[tuple[str, str]]:

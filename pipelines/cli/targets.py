@@ -15,6 +15,7 @@ from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.table import PLATFORMS, platform_of
 
 if TYPE_CHECKING:
+    from slipway.core.values import JsonObject
     from slipway.pipelines.checks import Finding
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.platforms.base import Say
@@ -52,6 +53,26 @@ def show_cost(config: RunConfig, target: str, say: Say, trials: int = 1) -> None
         bill = platform.bill(candidate)
         if bill is not None:
             say(f"cost: {bill.times(trials)}")
+
+
+def cost_of(config: RunConfig, target: str) -> JsonObject:
+    """Return what a run costs at most as JSON: the worst case in US dollars, and the bill of each hardware and region.
+
+    The worst case is None if it is not known, as with sections that cost money besides the training (`unpriced`).
+    """
+    platform = platform_of(target)
+    bills = [platform.bill(candidate) for candidate in platform.candidates(config)]
+    free = 0.0 if platform.trains_here else None
+    worst = [free if bill is None else bill.worst_case for bill in bills]
+    known = [dollars for dollars in worst if dollars is not None]
+    unpriced = [row.name for row in extensions.sections() if row.is_billed and getattr(config, row.name) is not None]
+    if config.prepared is not None and config.prepared.beam is not None:
+        unpriced.append("data.beam")
+    return {
+        "worst_case": max(known) if len(known) == len(worst) and not unpriced else None,
+        "bills": [bill.as_dict() for bill in bills if bill is not None],
+        "unpriced": unpriced,
+    }
 
 
 def check_runner_on(target: str, runner: Runner) -> None:

@@ -159,6 +159,13 @@ class Bill:
         text = f"{least}{dollars(price)} per hour in {self.region}, {dollars(worst)} in the worst case ({tries})"
         return f"{text}; {of}{without}"
 
+    def as_dict(self) -> JsonObject:
+        """Return it as plain values, for JSON; prices are None if they are not known."""
+        return {
+            "hardware": str(self.hardware), "region": self.region, "per_hour": self.per_hour,
+            "worst_case": self.worst_case, "text": str(self),
+        }  # fmt: skip
+
     def check(
         self, budget: float | None, spent: float = 0.0, setting: Literal["budget", "budget_per_month"] = "budget"
     ) -> None:

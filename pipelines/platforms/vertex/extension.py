@@ -15,6 +15,7 @@ EXTENSION = Extension(
             "deploy",
             "slipway.components.deploy.settings:DeploySettings",
             "Where a promoted model is deployed after it was registered; null: nowhere.",
+            is_billed=True,
         ),
         Section(
             "vertex",

@@ -137,6 +137,29 @@ def test_the_project_and_its_requirements_go_in_and_move_the_tag(tree: Path, tmp
     assert len({before, context().tag, context_of(tree).tag}) == 3
 
 
+def test_a_lock_moves_the_tag_by_what_an_image_installs_of_it(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "model.py").write_text("")
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    settings = ContentSettings(requirements="auto", exclude=("*.toml",))
+
+    def locked(more: str, version: str = "1", settings: ContentSettings = settings) -> Context:
+        wheel = f"https://index.example/lightgbm-{version}-py3-none-any.whl"
+        (folder / "pylock.toml").write_text(
+            f'lock-version = "1.0"\ncreated-by = "{more}"\n[[packages]]\nname = "lightgbm"\nversion = "{version}"\n'
+            f'wheels = [{{ url = "{wheel}", hashes = {{ sha256 = "{version}" }} }}]\n'
+        )
+        return context_of(tree, project=project_content(folder, settings, ["model"]))
+
+    first = locked("uv")
+    assert members(first)["project/requirements.txt"].endswith(b"lightgbm==1 \\\n    --hash=sha256:1\n")
+    assert locked("uv 2").tag == first.tag
+    mirrored = settings.model_copy(update={"index": "https://mirror.example/simple"})
+    assert len({first.tag, locked("uv", "2").tag, locked("uv", "1", mirrored).tag, context_of(tree).tag}) == 4
+
+
 def test_an_own_package_that_git_does_not_track_is_refused(tree: Path, write: Callable[[str, str], Path]) -> None:
     folder = write("flowers/net.py", "z = 3\n").parent
     with pytest.raises(UserError) as error:

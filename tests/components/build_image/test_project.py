@@ -148,3 +148,18 @@ def test_a_missing_requirements_file_names_the_closest(folder: Path) -> None:
     with pytest.raises(UserError) as error:
         content(folder, requirements="requirement.txt")
     assert error.value.nearest == "requirements.txt"
+
+
+def test_settings_of_packages_that_no_file_names_are_refused(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("lightgbm==4.6.0\n")
+    for settings, message in (
+        ({"index": "https://mirror.example/simple"}, "build.index is for packages of build.requirements"),
+        ({"groups": ["gpu"], "requirements": "auto"}, "requirements.txt has no dependency groups that are locked"),
+    ):
+        with pytest.raises(UserError, match=message):
+            content(folder, **settings)
+    locked = folder / "locked.txt"
+    locked.write_text("numpy==2.3.1\n")
+    mirrored = content(folder, requirements="auto", index="https://mirror.example/simple").requirements_for(locked)
+    assert mirrored is not None
+    assert mirrored.read_bytes() == b"--index-url https://mirror.example/simple\nlightgbm==4.6.0\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.pipelines.cli.app import app
+from tests import photographs
 
 
 @pytest.mark.slow
@@ -32,3 +34,18 @@ def test_a_data_set_is_saved_as_a_folder_once(tmp_path: Path, monkeypatch: pytes
     second = CliRunner().invoke(app, ["data", "get", "digits"])
     assert second.exit_code == 2
     assert "digits exists already" in second.output
+
+
+def test_a_check_of_data_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    photographs.write(tmp_path / "photos", 20, (40, 60), 0)
+    (tmp_path / "a.csv").write_text("label,x\n" + "".join(f"{'ab'[i % 2]},{i}\n" for i in range(40)))
+    start = "name: a\nmodel: {builder: 'slipway.trainer.models.digits:build'}\ntrain: {epochs: 1, batch_size: 8}\n"
+    (tmp_path / "slipway.yaml").write_text(f"{start}data: {{source: csv:a.csv}}\n")
+    table = json.loads(CliRunner().invoke(app, ["data", "check", "--json"]).stdout)
+    assert (table["source"], table["examples"], table["labels"]) == ("csv:a.csv", 40, {"a": 20, "b": 20})
+    assert (table["inputs"], table["skipped"]) == ({"x": "number"}, 0)
+    result = CliRunner().invoke(app, ["data", "check", "--json", "--set", "data.source=images:photos"])
+    images = json.loads(result.stdout)
+    assert (images["source"], images["examples"], images["unusable"]) == ("images:photos", 20, 0)
+    assert sum(images["labels"].values()) == 20

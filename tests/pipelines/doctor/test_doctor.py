@@ -47,6 +47,7 @@ NOT_LOCAL = (
     "compiled step",
     "stages",
     "image context",
+    "locked packages",
     "notification",
     "signing key",
     "tracker",

@@ -1,0 +1,1 @@
+"""`slipway mcp`: a server of the Model Context Protocol, with which assistants read this project and start runs."""
