@@ -113,10 +113,10 @@ def scenes(random: np.random.Generator, name: Callable[[int, int], str], *, shif
         label = "day" if scene % 2 else "night"
         coarse = random.uniform(0, 255, size=(10, 10))
         for shot in range(8):
-            picture = np.kron(coarse, np.ones((10, 10)))
-            picture = np.roll(picture, random.integers(-shift, shift + 1) if shift else 0, axis=1)
-            picture = np.clip(picture + random.normal(size=picture.shape) * noise, 0, 255).astype(np.uint8)
-            result["images"].append((f"{label}/{name(scene, shot)}.png", picture))
+            image = np.kron(coarse, np.ones((10, 10)))
+            image = np.roll(image, random.integers(-shift, shift + 1) if shift else 0, axis=1)
+            image = np.clip(image + random.normal(size=image.shape) * noise, 0, 255).astype(np.uint8)
+            result["images"].append((f"{label}/{name(scene, shot)}.png", image))
     return result
 
 
@@ -130,8 +130,8 @@ def shapes(random: np.random.Generator, name: Callable[[int, str], str], *, coun
             inside = (rows - y) ** 2 + (columns - x) ** 2 < radius**2
             if label == "square":
                 inside = (abs(rows - y) < radius) & (abs(columns - x) < radius)
-            picture = np.where(inside, 220, 40) + random.normal(size=rows.shape) * 20
-            result["images"].append((f"{label}/{name(number, label)}.png", np.clip(picture, 0, 255).astype(np.uint8)))
+            image = np.where(inside, 220, 40) + random.normal(size=rows.shape) * 20
+            result["images"].append((f"{label}/{name(number, label)}.png", np.clip(image, 0, 255).astype(np.uint8)))
     return result
 
 
@@ -225,10 +225,10 @@ DATA_SETS = {
 def write(table: Table, folder: Path) -> Path:
     """Write a CSV file, or a folder of images; return its path."""
     if "images" in table:
-        for name, picture in table["images"]:
+        for name, image in table["images"]:
             path = folder / "images" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture).save(path)
+            Image.fromarray(image).save(path)
         return folder / "images"
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)

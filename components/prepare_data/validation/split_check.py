@@ -128,7 +128,8 @@ def check_split(
         fix = "" if has_splits else f"--set {shlex.quote(f'data.order_by=column:{name}')}"
         findings += comparison.of_times(name, values[rows], fix)
     known = {finding.name for finding in findings if finding.flatters}
-    near = None if known or manifest.has_image else nearly_equal(comparison.sample)
+    is_grouped = known or settings.group_by or manifest.has_image
+    near = None if is_grouped else nearly_equal(comparison.sample)
     if near is not None:
         findings += comparison.of_groups(NEAR_ROWS, near, _fix_of_group(NEAR_ROWS))
     return findings + comparison.of_inputs(known)
