@@ -40,6 +40,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.prices.extension": (),
     "slipway.pipelines.notebook.extension": (),
     "slipway.pipelines.drift.extension": (),
+    "slipway.pipelines.huggingface.extension": (),
 }
 
 
