@@ -49,6 +49,7 @@ TOP = (
     *("init", "run", "rehearse", "tune", "status", "list", "logs", "explain", "compare", "cancel", "predict", "batch"),
     *("serve", "drift", "doctor", "hardware", "migrate", "setup", "schedule", "endpoints", "deploy", "data", "config"),
     "runs",
+    "publish",
 )
 IN_GROUPS = {
     "runs": ("reproduce", "diagnose", "open", "track", "clean", "verify", "tpu"),
