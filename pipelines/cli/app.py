@@ -23,19 +23,31 @@ from slipway.pipelines.terminal import (
     print_any_character,
     show_help_alone,
 )
-from slipway.trainer.engines.installed import is_extra_installed, verify_extra
 
 
 class LazyCommand(click.Command):
     """What a help page shows of a command or group of commands, which is imported when it is called."""
 
     def __init__(self, row: Command, members: Mapping[str, LazyCommand] | None = None) -> None:
-        super().__init__(row.name, help=row.help, hidden=bool(row.extra) and not is_extra_installed(row.extra))
+        self.extra = row.extra
+        super().__init__(row.name, help=row.help)
         self.rich_help_panel = row.panel
         self.source = row.source
         self.examples = row.examples
-        self.extra = row.extra
         self.members = members or {}
+
+    @property
+    def hidden(self) -> bool:
+        """Whether no help page lists it: only these need to know which packages are installed."""
+        if not self.extra:
+            return False
+        from slipway.trainer.engines.installed import is_extra_installed
+
+        return not is_extra_installed(self.extra)
+
+    @hidden.setter
+    def hidden(self, value: bool) -> None:
+        """Ignore what click's constructor sets."""
 
     @functools.cached_property
     def loaded(self) -> click.Command:
@@ -45,6 +57,8 @@ class LazyCommand(click.Command):
             UserError: A package that it needs is not installed.
         """
         if self.extra:
+            from slipway.trainer.engines.installed import verify_extra
+
             verify_extra(self.extra)
         source = extensions.load(self.source) if self.source else command_group(self.help or "")
         parent = typer.Typer(suggest_commands=False)
