@@ -41,6 +41,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.notebook.extension": (),
     "slipway.pipelines.drift.extension": (),
     "slipway.pipelines.mcp.extension": (),
+    "slipway.pipelines.huggingface.extension": (),
 }
 
 

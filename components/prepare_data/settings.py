@@ -66,6 +66,16 @@ class TfdsSettings(Settings):
     )
 
 
+class HuggingFaceSettings(Settings):
+    """Options of the source `hf:`."""
+
+    splits: dict[str, Literal["train", "validation", "test"]] = Field(
+        min_length=1,
+        description="Maps the data set's splits to train, validation or test, such as {train: train, dev: validation}; "
+        "other splits are not used.",
+    )
+
+
 class ModuleSettings(Settings):
     """Options of the source `MODULE:FUNCTION`."""
 
@@ -170,6 +180,7 @@ class DataSettings(Settings):
         "without a column for images, a table of numbers, categories, dates and texts\n"
         "- `parquet:FILE`: the same from a Parquet file\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
+        "- `hf:ORG/NAME[/CONFIG][@REVISION]`: a data set of the Hugging Face Hub; see `huggingface`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
         "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`",
     )
@@ -219,6 +230,11 @@ class DataSettings(Settings):
     )
     text: TextSettings = Field(default=TextSettings(), description="Inputs that are texts.")
     tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
+    huggingface: HuggingFaceSettings | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Options of the source `hf:`; null: the splits of the data set keep their names.",
+    )
     module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")
     beam: BeamSettings | None = Field(
         default=None, description="Prepare large data sets with Apache Beam; null: local processes prepare all."

@@ -29,12 +29,25 @@ class LazyCommand(click.Command):
     """What a help page shows of a command or group of commands, which is imported when it is called."""
 
     def __init__(self, row: Command, members: Mapping[str, LazyCommand] | None = None) -> None:
-        super().__init__(row.name, help=row.help, hidden=bool(row.extra) and not _is_installed(row.extra))
+        self.extra = row.extra
+        super().__init__(row.name, help=row.help)
         self.rich_help_panel = row.panel
         self.source = row.source
         self.examples = row.examples
-        self.extra = row.extra
         self.members = members or {}
+
+    @property
+    def hidden(self) -> bool:
+        """Whether no help page lists it: only these need to know which packages are installed."""
+        if not self.extra:
+            return False
+        from slipway.trainer.engines.installed import is_extra_installed
+
+        return not is_extra_installed(self.extra)
+
+    @hidden.setter
+    def hidden(self, value: bool) -> None:
+        """Ignore what click's constructor sets."""
 
     @functools.cached_property
     def loaded(self) -> click.Command:
@@ -93,12 +106,6 @@ class LazyCommands(Commands):
             names = [name] if name in self.paths else get_close_matches(name, self.paths, n=1)
             vars(error)["possibilities"] = [self.paths[near] for near in names]  # declared final
             raise
-
-
-def _is_installed(extra: str) -> bool:
-    from slipway.trainer.engines.installed import is_extra_installed
-
-    return is_extra_installed(extra)
 
 
 def _restore_help(command: click.Command) -> None:

@@ -192,7 +192,8 @@ class Manifest(BaseModel):
     a reader then resizes (`resize`), with or without the aspect ratio (`resize_mode`, see data.resize_mode); (0, 0)
     without an image. `encodings` are the image formats in the data set: png, jpeg.
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
-    depend on it. `checked` is the image validation, None if it was not recorded.
+    depend on it. `revision` is that of its source, such as a commit. `checked` is the image validation, None if it was
+    not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
     `skipped` lists the first 100 skipped examples; `skipped_count` counts all of them, `skipped_reasons` by the most
     frequent reasons. `damaged` lists the first 100 damaged images that are used.
@@ -203,6 +204,7 @@ class Manifest(BaseModel):
     name: str
     fingerprint: str
     source: str
+    revision: str = Field(default="", exclude_if=lambda value: not value)
     settings: dict[str, object]
     task: TaskName = "classification"
     classes: list[str]

@@ -9,13 +9,16 @@
 | `POST /steps` | `{"task", "failure", "logs", "looks", "outputs"}`: how this task of future runs on Vertex AI goes, see `StepScript` |
 | `POST /kubeflow/failures` | `{"task", "message"}`: how this task of runs on Kubeflow fails; "" if it succeeds |
 | `PUT /objects/BUCKET/NAME` | the bytes of an object |
+| `POST /hub` | `{"kind", "name", "files", "branch", "private", "gated", "readers"}`: adds a commit to a repository of the Hugging Face Hub, files as base64 by path; `{"commit"}` |
+| `GET /hub/KIND/ORG/NAME` | `{"private", "commits": [messages], "files": {path: base64}}` of a repository |
 """  # noqa: E501 (a table)
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from tests.fakes.errors import ConnectionReset, Faults, ServiceError, Stall
 from tests.fakes.http_service import HttpService, Request
@@ -112,6 +115,19 @@ class KubeflowFailure(BaseModel):
     message: str
 
 
+class HubCommit(BaseModel):
+    """A commit to a repository of the Hugging Face Hub; see `FakeHub.add`."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["dataset", "model"] = "dataset"
+    name: str
+    files: dict[str, Base64Bytes]
+    branch: str = "main"
+    private: bool = False
+    gated: bool = False
+    readers: tuple[str, ...] = ()
+
+
 class Control:
     """Serves the control address of `services`; a context manager."""
 
@@ -166,6 +182,22 @@ class Control:
             assert services.google is not None
             services.google.storage.write(request.parts["bucket"], request.parts["name"], request.body)
             return {}
+
+        @route("POST", "/hub")
+        def add_to_hub(request: Request) -> Any:
+            assert services.huggingface is not None
+            return {"commit": services.huggingface.add(**dict(_read(HubCommit, request))).sha}
+
+        @route("GET", "/hub/{kind}/{owner}/{name}")
+        def of_hub(request: Request) -> Any:
+            assert services.huggingface is not None
+            parts = request.parts
+            repository = services.huggingface.repositories.get((parts["kind"], f"{parts['owner']}/{parts['name']}"))
+            if repository is None:
+                return {}
+            commits = [*repository.commits.values()]
+            files = {path: base64.b64encode(blob.data).decode() for path, blob in commits[-1].files.items()}
+            return {"private": repository.private, "commits": [commit.message for commit in commits], "files": files}
 
 
 def _read(kind: type[Body], request: Request) -> Body:

@@ -16,11 +16,12 @@ from tests.fakes.errors import Faults
 
 if TYPE_CHECKING:
     from tests.fakes.google import FakeGoogle
+    from tests.fakes.huggingface.hub import FakeHub
     from tests.fakes.kubeflow import FakeKubeflow
     from tests.fakes.kubernetes.server import FakeKubernetes
     from tests.fakes.mlflow import FakeMlflow
 
-KINDS = ("google", "kubeflow", "kubernetes", "mlflow")
+KINDS = ("google", "huggingface", "kubeflow", "kubernetes", "mlflow")
 # The volume, the image and the account of runs on Kubeflow.
 CLAIM = "slipway"
 KUBEFLOW_IMAGE = f"registry.example.com/slipway/trainer@sha256:{'0' * 64}"
@@ -28,7 +29,7 @@ KUBEFLOW_IMAGE = f"registry.example.com/slipway/trainer@sha256:{'0' * 64}"
 
 @dataclass
 class Services:
-    """Google Cloud, Kubeflow Pipelines, a Kubernetes cluster and MLflow, as far as they are in `kinds`.
+    """Google Cloud, Hugging Face, Kubeflow Pipelines, a Kubernetes cluster and MLflow, as far as they are in `kinds`.
 
     A context manager. `faults` strike all of them. The Google Cloud project is ready for runs; a `bare` one has no
     bucket, accounts and roles. Vertex AI's services, whose imports take seconds, start with their first call.
@@ -39,6 +40,7 @@ class Services:
     bare: bool = False
     faults: Faults = field(default_factory=Faults)
     google: FakeGoogle | None = None
+    huggingface: FakeHub | None = None
     kubeflow: FakeKubeflow | None = None
     kubernetes: FakeKubernetes | None = None
     mlflow: FakeMlflow | None = None
@@ -63,6 +65,12 @@ class Services:
         if self.google is not None:
             found |= self.google.environment
             del found["SLIPWAY_RETRY_SECONDS"]  # users have the default
+        if self.huggingface is not None:
+            found |= {
+                "HF_ENDPOINT": self.huggingface.url,
+                "HF_HUB_DISABLE_XET": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+            }
         if self.kubernetes is not None:
             found["KUBECONFIG"] = str(self.kubernetes.kubeconfig())
         return found
@@ -107,6 +115,11 @@ class Services:
             make_ready(google)
             let_build(google, COMPUTE_ACCOUNT, BUCKET, REPOSITORY)
             let_use_tpus(google)
+
+    def _start_huggingface(self, stack: contextlib.ExitStack) -> None:
+        from tests.fakes.huggingface.hub import FakeHub
+
+        self.huggingface = stack.enter_context(FakeHub(faults=self.faults))
 
     def _start_kubeflow(self, stack: contextlib.ExitStack) -> None:
         from tests.fakes.kubeflow import FakeKubeflow

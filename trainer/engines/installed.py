@@ -26,6 +26,7 @@ _EXTRAS = {
     "compile-gpu": ("jax_cuda12_plugin", "jax_plugins"),
     "compile-tpu": ("libtpu",),
     "heic": ("pillow_heif",),
+    "huggingface": ("huggingface_hub",),
     "mcp": ("mcp",),
     "notebook": ("pandas",),
     "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),

@@ -31,6 +31,8 @@ TEXTS_FORMAT = 1
 IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
+# Settings on which the bytes of a data set do not depend, or only by the content of its source.
+NOT_STORED = {"source", "uri", "store", "workers", "tfds", "huggingface", "module", "beam"}
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
 DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "order_by", "resize", "resize_mode")
 
@@ -168,6 +170,8 @@ class Target:
             about["images"] = IMAGES_FORMAT
         if any(kind.name == "text" for kind in source.inputs.values()):
             about["texts"] = TEXTS_FORMAT
+        if source.revision:
+            about["revision"] = source.revision
         if source.features:
             about["features"] = source.features
         if source.task != "classification":
@@ -184,7 +188,7 @@ def identity(fingerprint: str) -> str:
 
 def stored_settings(settings: DataSettings, name: str, plan: Plan) -> JsonObject:
     """Return the settings on which the bytes of a data set depend."""
-    stored = settings.model_dump(mode="json", exclude={"source", "uri", "store", "workers", "tfds", "module", "beam"})
+    stored = settings.model_dump(mode="json", exclude=NOT_STORED)
     stored["check"] = check_for(settings, plan.examples())
     if stored["check"] != "sample":
         del stored["check_sample"]

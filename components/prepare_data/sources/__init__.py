@@ -180,7 +180,7 @@ def open_source(settings: DataSettings, task: TaskName = "classification", **kno
         _refuse_special_file(settings.source, kind.argument_of(settings.source))
     column = group_by.removeprefix(COLUMN) if group_by.startswith(COLUMN) else None
     if not kind.features:
-        _refuse_features(settings, column, task)
+        refuse_features(settings, column, task)
     try:
         source = kind.open(settings, column, task, **known)
     except OSError as error:
@@ -265,7 +265,7 @@ def _refuse_id(settings: DataSettings, source: Source) -> None:
         )  # fmt: skip
 
 
-def _refuse_features(settings: DataSettings, column: str | None, task: TaskName) -> None:
+def refuse_features(settings: DataSettings, column: str | None, task: TaskName) -> None:
     """Reject feature settings, and other tasks, for sources that have only images and classes."""
     if task != "classification":
         raise UserError(

@@ -239,6 +239,8 @@ class Source(ABC):
         notes: Sentences for the user about how the source is read.
         has_ids: Whether the keys are the values of the column data.id.
         is_table: Whether `rows` lists it, and its readers are `RowReader`s.
+        revision: The revision that was opened, such as a commit, of a source that has several; part of the data set's
+            fingerprint.
     """
 
     name: str
@@ -253,6 +255,7 @@ class Source(ABC):
     notes: Sequence[str] = ()
     has_ids: bool = False
     is_table: bool = False
+    revision: str = ""
 
     @property
     def files(self) -> Sequence[Path]:

@@ -38,15 +38,17 @@ def open_table_source(
     group_column: str | None,
     task: TaskName,
     cells: Mapping[str, Cells] | None = None,
+    ending: str | None = None,
 ) -> TableSource | KeyedTableSource:
     """Open the source `csv:FILE` or `parquet:FILE`. Image paths are absolute, or relative to the folder of the file.
 
-    The kinds of its columns are inferred from `cells`, if these are counted already: see `count_cells`.
+    The kinds of its columns are inferred from `cells`, if these are counted already: see `count_cells`. The format is
+    that of files with this `ending`, of another source's table.
 
     Raises:
         UserError: The file cannot be read, or columns are missing or cannot be inputs.
     """
-    table = InputTable(argument, settings, group_column, task, cells)
+    table = InputTable(argument, settings, group_column, task, cells, ending)
     is_plain = table.header.key is None and not table.schema.images
     return (TableSource if is_plain else KeyedTableSource)(table, settings.source)
 

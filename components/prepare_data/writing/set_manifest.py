@@ -61,6 +61,7 @@ def manifest_of(
         name=tasks.name,
         fingerprint=fingerprint,
         source=settings.source,
+        revision=source.revision,
         settings=stored_settings(settings, tasks.name, tasks.plan),
         task=source.task,
         classes=classes,

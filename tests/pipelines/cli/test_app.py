@@ -50,6 +50,7 @@ TOP = (
     *("serve", "drift", "doctor", "hardware", "migrate", "setup", "schedule", "endpoints", "deploy", "data", "config"),
     "runs",
     "mcp",
+    "publish",
 )
 IN_GROUPS = {
     "runs": ("reproduce", "diagnose", "open", "track", "clean", "verify", "tpu"),

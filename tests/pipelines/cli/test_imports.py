@@ -31,7 +31,7 @@ SETTINGS = {
     "slipway.trainer.stages", "slipway.trainer.tasks", "slipway.trainer.weights",
 }  # fmt: skip
 ALLOWED = {
-    "--help": set(),
+    "--help": ENGINES,  # whose table has the packages of all extras
     "run --help": RUNS,
     "--version": {*ENGINES, "email"},  # importlib.metadata imports it
     "hardware": HARDWARE,

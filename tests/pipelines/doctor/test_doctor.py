@@ -39,6 +39,7 @@ def finding_of(name: str, context: Context) -> Finding:
 
 # Also what this configuration does not ask for.
 NOT_LOCAL = (
+    "hugging face",
     "evaluation",
     "serving",
     "modules",

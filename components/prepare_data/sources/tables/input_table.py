@@ -48,6 +48,7 @@ class InputTable:
         group_column: The column of the group, if data.group_by is set.
         task: What is learned.
         cells: The cells of its columns, if they are counted already: see `count_cells`.
+        ending: The file name extension of its format; None if that is the prefix of data.source.
 
     Attributes:
         path: The file.
@@ -68,12 +69,13 @@ class InputTable:
         group_column: str | None,
         task: TaskName,
         cells: Mapping[str, Cells] | None = None,
+        ending: str | None = None,
     ) -> None:
         self.path = local_path(argument).expanduser().absolute()
         self.task = task
         self.mistake = functools.partial(source_error, settings.source, allowed=COLUMNS)
         self._settings = settings
-        self._ending = f".{settings.source.partition(':')[0]}"
+        self._ending = ending or f".{settings.source.partition(':')[0]}"
         self._header_reader = HeaderReader(settings, group_column, self.mistake)
         self.infer(whole=False, cells=cells)
 
