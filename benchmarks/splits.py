@@ -1,8 +1,8 @@
-"""Splits that flatter, found in 20 data sets with a planted leak and in none of 20 without: `python -m benchmarks.splits`.
+"""Splits that flatter: 20 data sets with a planted leak, and 20 without: `python -m benchmarks.splits`.
 
 Each set becomes a CSV file or a folder of images, and is scanned as `slipway data check --split` does: without a hint.
-A leak is found if a finding of its kind is significant; a finding on a clean set is a false alarm. The seconds are those
-of the check, and of all else that the scan does.
+A leak is found if a finding of its kind is significant; a finding on a clean set is a false alarm. The seconds are
+those of the check, and of all else that the scan does.
 """
 
 from __future__ import annotations
@@ -174,6 +174,47 @@ def city(random: np.random.Generator) -> Table:
     return {**table, "city": [f"Town of {'ABCDEFGHIJ'[c % 10]}{'aeiou'[c // 10]}" for c in cities], "label": labels}
 
 
+def left_on(random: np.random.Generator) -> Table:
+    """A date that only those who left have."""
+    return with_column(
+        random, "left_on", lambda leaves: [date(int(random.integers(300))) if leave else "" for leave in leaves]
+    )
+
+
+def refund(random: np.random.Generator) -> Table:
+    """An amount that only one class has."""
+    return with_column(random, "refund", lambda y: np.round(np.where(y, random.gamma(2, 20, len(y)), 0), 2))
+
+
+def days_active(random: np.random.Generator) -> Table:
+    """A number that is measured afterwards."""
+    return with_column(random, "days_active", lambda y: np.round(np.where(y, 5, 30) + 5 * random.normal(size=len(y))))
+
+
+def copies(random: np.random.Generator) -> Table:
+    """Copies with noise of rows, without a column that tells which belong together."""
+    table = of_groups(random, "x", str, groups=250)
+    del table["x"]
+    return table
+
+
+def german(number: int) -> str:
+    """Return a day as it is written in Germany."""
+    return (START + datetime.timedelta(days=number)).strftime("%d.%m.%Y")
+
+
+def month(number: int) -> str:
+    """Return a month; ten numbers have the same one."""
+    return f"{2015 + number // 120}-{1 + number // 10 % 12:02d}-01"
+
+
+def burst(scene: int, shot: int) -> str:
+    """Return a name that tells nothing of the scene."""
+    return f"{scene * 7919 % 997}{shot * 31 % 97:02d}x"
+
+
+CLUSTERS = {"n_samples": 1200, "n_informative": 6, "n_features": 12, "n_classes": 3}
+UNEQUAL = {"n_samples": 1500, "weights": [0.93], "n_informative": 5}
 DATA_SETS = {
     # Groups in several splits.
     "customers, an input": DataSet("group", lambda r: of_groups(r, "customer_id", lambda g: str(1000 + g))),
@@ -182,21 +223,23 @@ DATA_SETS = {
     "users, hexadecimal": DataSet("group", lambda r: of_groups(r, "who", lambda g: f"{g * 7919 + 99991:08x}")),
     "sessions of few": DataSet("group", lambda r: of_groups(r, "sessionId", lambda g: f"s{g}", groups=300)),
     "nearly equal rows, no column": DataSet("group", oversampled),
-    "copies with noise": DataSet("group", lambda r: {k: v for k, v in of_groups(r, "x", str, groups=250).items() if k != "x"}),
+    "copies with noise": DataSet("group", copies),
     "photographs, series of names": DataSet("group", lambda r: scenes(r, lambda s, n: f"scene{s:03d}_{n}", shift=20)),
-    "photographs in bursts": DataSet("group", lambda r: scenes(r, lambda s, n: f"{s * 7919 % 997}{n * 31 % 97:02d}x", noise=4)),
-    "frames of videos": DataSet("group", lambda r: scenes(r, lambda s, n: f"video {s}-frame {n:05d}", shift=12, noise=20)),
+    "photographs in bursts": DataSet("group", lambda r: scenes(r, burst, noise=4)),
+    "frames of videos": DataSet(
+        "group", lambda r: scenes(r, lambda s, n: f"video {s}-frame {n:05d}", shift=12, noise=20)
+    ),
     # In time.
     "a date, regimes": DataSet("time", lambda r: in_time(r, date)),
     "a timestamp, regimes": DataSet("time", lambda r: in_time(r, lambda n: 1.7e9 + 3600 * n, column="timestamp")),
-    "months, regimes": DataSet("time", lambda r: in_time(r, lambda n: f"{2015 + n // 120}-{1 + n // 10 % 12:02d}-01")),
-    "German dates, regimes": DataSet("time", lambda r: in_time(r, lambda n: (START + datetime.timedelta(days=n)).strftime("%d.%m.%Y"))),
+    "months, regimes": DataSet("time", lambda r: in_time(r, month)),
+    "German dates, regimes": DataSet("time", lambda r: in_time(r, german)),
     "a walk": DataSet("time", drifting_sum),
     # Inputs that give the label away.
-    "a copy of the label": DataSet("input", lambda r: with_column(r, "status", lambda y: np.where(y, "closed", "open"))),
-    "a date that only leavers have": DataSet("input", lambda r: with_column(r, "left_on", lambda y: [date(int(r.integers(300))) if v else "" for v in y])),
-    "a refund": DataSet("input", lambda r: with_column(r, "refund", lambda y: np.round(np.where(y, r.gamma(2, 20, len(y)), 0), 2))),
-    "a noisy measurement afterwards": DataSet("input", lambda r: with_column(r, "days_active", lambda y: np.round(np.where(y, 5, 30) + 5 * r.normal(size=len(y))))),
+    "a copy of the label": DataSet("input", lambda r: with_column(r, "status", lambda y: np.where(y, "shut", "open"))),
+    "a date that only leavers have": DataSet("input", left_on),
+    "a refund": DataSet("input", refund),
+    "a measurement afterwards": DataSet("input", days_active),
     "an encoded target": DataSet("input", target_encoded),
     # Without a leak.
     "iris": DataSet("", bundled(datasets.load_iris)),
@@ -207,19 +250,19 @@ DATA_SETS = {
     "numbers": DataSet("", linear),
     "numbers, easy": DataSet("", lambda r: linear(r, noise=0.2)),
     "two moons": DataSet("", generated(datasets.make_moons, n_samples=800, noise=0.2)),
-    "classes of clusters": DataSet("", generated(datasets.make_classification, n_samples=1200, n_informative=6, n_features=12, n_classes=3)),
-    "unequal classes": DataSet("", generated(datasets.make_classification, n_samples=1500, weights=[0.93], n_informative=5)),
+    "classes of clusters": DataSet("", generated(datasets.make_classification, **CLUSTERS)),
+    "unequal classes": DataSet("", generated(datasets.make_classification, **UNEQUAL)),
     "a number to predict": DataSet("", generated(datasets.make_regression, n_samples=800, n_features=8, noise=20.0)),
     "friedman": DataSet("", generated(datasets.make_friedman1, n_samples=900, noise=1.0)),
     "a key of each row": DataSet("", beside("order_id", lambda r, n: r.permutation(n) + 10_000)),
     "customers without an effect": DataSet("", beside("customer_id", lambda r, n: r.integers(120, size=n))),
-    "dates without an effect": DataSet("", beside("date", lambda r, n: [date(d) for d in range(n)])),
-    "years without an effect": DataSet("", beside("year", lambda r, n: 2000 + np.arange(n) // 40)),
+    "dates without an effect": DataSet("", beside("date", lambda _, n: [date(d) for d in range(n)])),
+    "years without an effect": DataSet("", beside("year", lambda _, n: 2000 + np.arange(n) // 40)),
     "cities": DataSet("", city),
-    "one column": DataSet("", lambda r: linear(r, columns=3)),
-    "shapes": DataSet("", lambda r: shapes(r, lambda n, label: f"{n:04d}")),
+    "three columns": DataSet("", lambda r: linear(r, columns=3)),
+    "shapes": DataSet("", lambda r: shapes(r, lambda n, _: f"{n:04d}")),
     "shapes, named by class": DataSet("", lambda r: shapes(r, lambda n, label: f"{label}_{n}", count=120)),
-}  # fmt: skip
+}
 
 
 def write(table: Table, folder: Path) -> Path:
@@ -285,13 +328,10 @@ def main() -> None:
             if finding.flatters or arguments.verbose
         )
         mark = "" if is_right else "**wrong** "
-        print(
-            f"| {name} | {data_set.leak or '–'} | {mark}{', '.join(kinds) or '–'} | {shown} | {seconds[0]:.2f} / {rest:.2f} |",
-            flush=True,
-        )
-    print(
-        f"\nfound {counts[True][0]} of {counts[True][1]} leaks; {counts[False][0]} false alarms in {counts[False][1]} clean sets"
-    )
+        found = f"{mark}{', '.join(kinds) or '–'}"
+        print(f"| {name} | {data_set.leak or '–'} | {found} | {shown} | {seconds[0]:.2f} / {rest:.2f} |", flush=True)
+    leaks, alarms = ("{} of {}".format(*counts[is_leak]) for is_leak in (True, False))
+    print(f"\n{leaks} leaks found, {alarms} clean sets suspected")
 
 
 if __name__ == "__main__":

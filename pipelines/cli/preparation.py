@@ -87,12 +87,15 @@ def lines_of(finding: Finding, width: int) -> Table:
 data = command_group("Check and download data sets.")
 
 
-@data.command(epilog="[bold]Examples[/]\n\nslipway data check -c my.yaml")
+@data.command(epilog="[bold]Examples[/]\n\nslipway data check -c my.yaml\n\nslipway data check --split")
 @user_errors
 def check(
     file: ConfigurationFile = None,
     config: Configuration = None,
     overrides: Overrides = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Also show all that was measured to find out whether the split flatters.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Read the data of a configuration as a run does, without keeping anything; say what there is."""
@@ -113,12 +116,16 @@ def check(
     for place in locations(configuration):
         place.require_mount()
     with (error_console if as_json else console).status(f"reading {settings.source}"):
-        if settings.source.startswith("images:") and configuration.task == "classification":
+        is_folder = settings.source.startswith("images:") and configuration.task == "classification"
+        table = scan_table.scan(settings, configuration.task) if split or not is_folder else None
+        if is_folder:
             scan = images.scan(settings)
             facts, summary = image_folder.facts(scan), image_folder.summary(settings.source, scan)
-        else:
-            table = scan_table.scan(settings, configuration.task)
+        elif table:
             facts, summary = table_file.facts(table), table_file.summary(settings.source, table)
+        if split and table:
+            facts = {**facts, "split": [finding.as_dict() for finding in table.split_findings]}
+            summary += "\n\n" + table_file.split_summary(table)
     if as_json:
         print_json({"source": settings.source, **facts, "text": summary})
     else:

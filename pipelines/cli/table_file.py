@@ -45,6 +45,13 @@ def facts(scan: TableScan) -> JsonObject:
     }  # fmt: skip
 
 
+def split_summary(scan: TableScan) -> str:
+    """Return all that was measured to find out whether the split flatters."""
+    measured = [finding.sentence for finding in scan.split_findings]
+    nothing = "Neither names nor likeness suggest that it flatters."
+    return "\n".join(lines([("split", text) for text in measured or [nothing]]))
+
+
 def _rows(scan: TableScan) -> Iterator[tuple[str, str]]:
     about = scan.manifest
     yield "label", f"{scan.settings.label or 'label'}, for the task {about.task}"

@@ -33,6 +33,7 @@ from slipway.components.prepare_data.validation.suspicions import (
 )
 from slipway.core.formatting import number
 from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
 
 MIN_EXAMPLES = 80
 # The least difference of AUC or R² that is reported, and by how much it must exceed the half of its interval: that of
@@ -70,6 +71,15 @@ class SplitFinding:
         """Whether the difference is large, and not by chance."""
         half = self.difference.high - self.difference.size
         return self.difference.size >= max(MIN_DIFFERENCE, SIGNIFICANT * half)
+
+    def as_dict(self) -> JsonObject:
+        """Return what was measured, for programs."""
+        found = self.difference
+        return {
+            "kind": self.kind, "name": self.name, "metric": self.metric, "flattering": found.first,
+            "honest": found.second, "difference": found.size, "interval": [found.low, found.high],
+            "examples": found.examples, "flatters": self.flatters, "fix": self.fix, "text": self.sentence,
+        }  # fmt: skip
 
     @property
     def sentence(self) -> str:

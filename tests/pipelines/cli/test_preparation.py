@@ -49,3 +49,19 @@ def test_a_check_of_data_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     images = json.loads(result.stdout)
     assert (images["source"], images["examples"], images["unusable"]) == ("images:photos", 20, 0)
     assert sum(images["labels"].values()) == 20
+
+
+def test_a_check_of_the_split_says_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    owners = [n * 7919 % 40 for n in range(300)]
+    rows = (f"{owner},{owner * 613 % 97 + n % 5 * 0.1},{'ab'[owner * 31 % 7 > 3]}\n" for n, owner in enumerate(owners))
+    (tmp_path / "a.csv").write_text("owner_id,x,label\n" + "".join(rows))
+    start = "name: a\nmodel: {builder: 'slipway.trainer.models.digits:build'}\ntrain: {epochs: 1, batch_size: 8}\n"
+    (tmp_path / "slipway.yaml").write_text(f"{start}data: {{source: csv:a.csv}}\n")
+    text = CliRunner().invoke(app, ["data", "check", "--split"]).stdout
+    assert "if examples of the same owner_id are in several splits" in text
+    [found] = json.loads(CliRunner().invoke(app, ["data", "check", "--split", "--json"]).stdout)["split"]
+    assert (found["kind"], found["name"], found["flatters"]) == ("group", "owner_id", True)
+    assert found["interval"][0] < found["flattering"] - found["honest"] < found["interval"][1]
+    fixed = ["data", "check", "--split", *found["fix"].split(" ")]
+    assert "Neither names nor likeness suggest that it flatters." in CliRunner().invoke(app, fixed).stdout
