@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def test_a_check_of_data_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_check_of_the_split_says_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    owners = [n * 7919 % 40 for n in range(300)]
-    rows = (f"{owner},{owner * 613 % 97 + n % 5 * 0.1},{'ab'[owner * 31 % 7 > 3]}\n" for n, owner in enumerate(owners))
+    numbers = random.Random(0)
+    owners = [(owner, numbers.random(), "ab"[numbers.random() < 0.5]) for owner in range(60)] * 6
+    rows = (f"{owner},{center + numbers.gauss(0, 0.01):.4f},{label}\n" for owner, center, label in owners)
     (tmp_path / "a.csv").write_text("owner_id,x,label\n" + "".join(rows))
     start = "name: a\nmodel: {builder: 'slipway.trainer.models.digits:build'}\ntrain: {epochs: 1, batch_size: 8}\n"
     (tmp_path / "slipway.yaml").write_text(f"{start}data: {{source: csv:a.csv}}\n")
