@@ -20,7 +20,7 @@ _EXTRAS = {
     ),
     "cloud": (
         "cronsim", "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform",
-        "google_cloud_pipeline_components", "httplib2", "tenacity",
+        "google.cloud.bigquery_storage_v1", "google_cloud_pipeline_components", "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
     "compile-gpu": ("jax_cuda12_plugin", "jax_plugins"),
