@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SERVICES = (
     "aiplatform",
     "artifactregistry",
+    "bigquery",
+    "bigquerystorage",
     "cloudbilling",
     "cloudbuild",
     "cloudkms",
@@ -42,6 +44,8 @@ SERVICES = (
     "storage",
     "tpu",
 )
+# The paths of HTTP APIs below their host, of those that have one.
+PATHS = {"bigquery": "/bigquery/v2/"}
 # The modules that calls of HTTP APIs and of Cloud Storage import.
 CLIENTS = (
     "google.auth.transport.requests",
@@ -148,7 +152,7 @@ class Connection:
             service,
             version,
             http=Transport(Session(self.credentials)),
-            client_options={"api_endpoint": f"https://{self.endpoint(service)}"},
+            client_options={"api_endpoint": f"https://{self.endpoint(service)}{PATHS.get(service, '')}"},
             cache_discovery=False,
             static_discovery=True,
         )
@@ -205,6 +209,12 @@ class Connection:
         """Vertex AI's MetadataServiceClient."""
         return self._vertex("MetadataServiceClient")
 
+    @functools.cached_property
+    def table_reader(self) -> Any:
+        """The BigQueryReadClient of BigQuery's Storage Read API."""
+        module = import_module("google.cloud.bigquery_storage_v1.services.big_query_read")
+        return self._grpc(module.BigQueryReadClient, self.endpoint("bigquerystorage"))
+
     @property
     def parent(self) -> str:
         """The parent of Vertex AI's resource names: projects/…/locations/…."""
@@ -213,9 +223,13 @@ class Connection:
     def _vertex(
         self, client: str, package: str = "aiplatform_v1", *, address: str = "", transport: str = "grpc"
     ) -> Any:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each failed connection to stderr
         service = re.sub(r"(?<!^)(?=[A-Z])", "_", client.removesuffix("Client")).lower()
         make = getattr(import_module(f"google.cloud.{package}.services.{service}"), client)
+        return self._grpc(make, address or self.endpoint("aiplatform"), transport)
+
+    def _grpc(self, make: Any, address: str, transport: str = "grpc") -> Any:
+        """Return a client of the class `make` at an address."""
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each failed connection to stderr
         channels = make.get_transport_class(transport)
 
         def channel(host: str, *, options: list[tuple[str, int]], **more: Any) -> Any:
@@ -225,7 +239,7 @@ class Connection:
         return make(
             credentials=self.credentials,
             transport=functools.partial(channels, channel=channel) if transport == "grpc" else transport,
-            client_options={"api_endpoint": address or self.endpoint("aiplatform")},
+            client_options={"api_endpoint": address},
         )
 
 

@@ -44,6 +44,14 @@ ROLES: Mapping[str, Role] = {
         ("artifactregistry.repositories.uploadArtifacts",),
         ("roles/artifactregistry.repoAdmin", "roles/artifactregistry.admin", *BASIC, LEGACY_BUILDER),
     ),
+    "roles/bigquery.dataViewer": Role(
+        ("bigquery.tables.getData",),
+        ("roles/bigquery.dataEditor", "roles/bigquery.dataOwner", "roles/bigquery.admin", "roles/owner"),
+    ),
+    "roles/bigquery.jobUser": Role(("bigquery.jobs.create",), ("roles/bigquery.user", "roles/bigquery.admin", *BASIC)),
+    "roles/bigquery.readSessionUser": Role(
+        ("bigquery.readsessions.create",), ("roles/bigquery.user", "roles/bigquery.admin", *BASIC)
+    ),
     "roles/cloudbuild.builds.editor": Role(
         ("cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"), BASIC
     ),
@@ -82,6 +90,12 @@ REQUESTED = {
     "artifactregistry.dockerimages.list": "roles/artifactregistry.reader",
     "artifactregistry.versions.delete": "roles/artifactregistry.repoAdmin",
     "artifactregistry.": "roles/artifactregistry.admin",
+    "bigquery.jobs.": "roles/bigquery.jobUser",
+    "bigquery.readsessions.": "roles/bigquery.readSessionUser",
+    "bigquery.tables.create": "roles/bigquery.dataEditor",
+    "bigquery.tables.update": "roles/bigquery.dataEditor",
+    "bigquery.tables.updateData": "roles/bigquery.dataEditor",
+    "bigquery.": "roles/bigquery.dataViewer",
     "cloudbuild.": "roles/cloudbuild.builds.editor",
     "cloudkms.": "roles/cloudkms.admin",
     "dataflow.": "roles/dataflow.developer",

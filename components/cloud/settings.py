@@ -9,9 +9,12 @@ from pydantic import AfterValidator, Field, field_validator
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import Connection, check_endpoints
 from slipway.components.cloud.rules import ACCOUNT, BUCKET, PROJECT, check_labels
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.image_reference import check_pinned
 from slipway.trainer.settings import Settings
 
+# The services of BigQuery.
+WAREHOUSE = ("bigquery", "bigquerystorage")
 PinnedImage = Annotated[str, AfterValidator(check_pinned)]
 BucketUri = Annotated[str, Field(pattern=BUCKET)]
 AccountEmail = Annotated[str, Field(pattern=ACCOUNT)]
@@ -51,6 +54,13 @@ class CloudSettings(Settings):
     def image_repository(self) -> str:
         """The repository for built images: host/path."""
         return self.build.place(self.region, self.project)
+
+    def reading(self, data: DataSettings) -> DataSettings:
+        """Return the data's settings; this project is billed for reading BigQuery, unless they name another one."""
+        settings = data.bigquery
+        endpoints = {name: host for name, host in self.endpoints.items() if name in WAREHOUSE}
+        changes = {"project": settings.project or self.project, "endpoints": {**endpoints, **settings.endpoints}}
+        return data.model_copy(update={"bigquery": settings.model_copy(update=changes)})
 
     @property
     def connection(self) -> Connection:

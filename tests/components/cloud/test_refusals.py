@@ -57,7 +57,7 @@ def test_the_narrowest_role_that_has_it_is_named():
     assert role_with("artifactregistry.repositories.create") == "roles/artifactregistry.admin"
     assert role_with("artifactregistry.repositories.getIamPolicy") == "roles/artifactregistry.admin"
     assert role_with("iam.serviceAccounts.getIamPolicy") == "roles/iam.serviceAccountViewer"
-    assert role_with("bigquery.jobs.create") is None
+    assert role_with("spanner.databases.read") is None
 
 
 def refused(google: FakeGoogle, error: ServiceError, times: int = 1):
