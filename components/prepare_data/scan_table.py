@@ -23,7 +23,6 @@ from slipway.components.prepare_data.publishing.store import Store, require_room
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Misjudged
-from slipway.components.prepare_data.sources.table_source import TableFileSource
 from slipway.components.prepare_data.sources.tables.header import LABEL_COLUMNS, SPLIT_COLUMN
 from slipway.components.prepare_data.sources.tables.inference import (
     Cells,
@@ -99,8 +98,7 @@ def scan(settings: DataSettings, task: TaskName, cells: Mapping[str, Cells] | No
                 require_room(store, work, target.plan.bytes)
             writer = SetWriter(tasks)
             manifest = writer.scan()
-    columns = source.inferred(listing.ignored) if isinstance(source, TableFileSource) else {}
-    return TableScan(settings, manifest, columns, writer.split_findings)
+    return TableScan(settings, manifest, source.inferred(listing.ignored), writer.split_findings)
 
 
 def scan_table(path: Path, label: str | None) -> TableScan:

@@ -9,6 +9,7 @@ from slipway import extensions
 from slipway.pipelines.checks import Finding, Show, examine, examine_in_parallel, refuse
 from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
 from slipway.pipelines.platforms.base import Check, Context, Platform
+from slipway.pipelines.platforms.capabilities import WithRemoteChecks
 
 GENERAL = (
     Check("python", machine.python_version),
@@ -94,8 +95,10 @@ def _remote(checks: Sequence[Check], context: Context, show: Show = lambda _: No
     """Return the findings of the remote checks.
 
     What only some candidates lack, such as quota, is a warning: the run continues on another one. So, with several,
-    the findings are shown at the end.
+    the findings are shown at the end. Platforms without services have none, also not those of extensions.
     """
+    if not isinstance(context.platform, WithRemoteChecks):
+        return []
     groups = list(_by_candidate([check for check in checks if check.remote], context))
     if len(groups) == 1:
         [(alone, candidate, _)] = groups

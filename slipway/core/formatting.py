@@ -74,6 +74,14 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
+def binary_size(count: int) -> str:
+    """Format a number of bytes in binary units."""
+    for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >> shift:
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count} bytes"
+
+
 def elided(names: list[str], length: int) -> list[str]:
     """Shorten different names in the middle to `length` characters; they stay different, if need be numbered."""
     taken = {name for name in names if len(name) <= length}

@@ -18,6 +18,7 @@ from slipway.components.prepare_data.listing.split import Summary
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
+from slipway.core.values import JsonObject
 
 FOLDER = ".listings"
 # The sources of one shape that are remembered: the fingerprint of the data set by `Target.listing`, oldest first.
@@ -46,6 +47,18 @@ class Listings:
         """Remember the summary of a listing under `name`, unless it is None."""
         if name:
             self._write(name, summary.model_dump_json())
+
+    def schema(self, name: str) -> JsonObject | None:
+        """Return what is remembered about a source that takes long to open; None if nothing is."""
+        try:
+            schema: JsonObject = json.loads(self._path(f"{name}-schema").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return schema
+
+    def remember_schema(self, name: str, schema: JsonObject) -> None:
+        """Remember what opening a source under `name` would find."""
+        self._write(f"{name}-schema", json.dumps(schema))
 
     def fingerprints(self, target: Target) -> dict[str, str]:
         """Return the fingerprints of the data sets of the target's shape, by `Target.listing`."""

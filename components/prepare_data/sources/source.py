@@ -239,8 +239,8 @@ class Source(ABC):
         notes: Sentences for the user about how the source is read.
         has_ids: Whether the keys are the values of the column data.id.
         is_table: Whether `rows` lists it, and its readers are `RowReader`s.
-        revision: The revision that was opened, such as a commit, of a source that has several; part of the data set's
-            fingerprint.
+        revision: The revision that was opened, such as a commit or a time, of a source that has several; part of the
+            data set's fingerprint.
     """
 
     name: str
@@ -293,6 +293,10 @@ class Source(ABC):
 
     def infer_again(self) -> None:  # noqa: B027 (only tables infer kinds)
         """Infer the kinds of the features from all examples, after listing raised `Misjudged`."""
+
+    def inferred(self, listed: Ignored) -> dict[str, Any]:  # noqa: ARG002
+        """Return the columns of a table whose kinds were inferred, as `InferredColumn`, after rows were `listed`."""
+        return {}
 
     def groups(self, listed: Iterable[Group]) -> dict[Group, Group]:
         """Map the listed groups to their final split and class, which may depend on all listed groups.

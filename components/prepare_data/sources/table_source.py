@@ -81,7 +81,6 @@ class TableFileSource(Source):
         self._take_schema()
 
     def inferred(self, listed: Ignored) -> dict[str, InferredColumn]:
-        """Return the columns whose kinds were inferred, by name, after the rows were `listed`."""
         schema = self._table.schema
         return {
             name: replace(column, missing=listed.missing[name]) if name in schema.judged else column
