@@ -11,6 +11,8 @@
 | `PUT /objects/BUCKET/NAME` | the bytes of an object |
 | `POST /hub` | `{"kind", "name", "files", "branch", "private", "gated", "readers"}`: adds a commit to a repository of the Hugging Face Hub, files as base64 by path; `{"commit"}` |
 | `GET /hub/KIND/ORG/NAME` | `{"private", "commits": [messages], "files": {path: base64}}` of a repository |
+| `GET /tables/PROJECT.DATASET.TABLE` | a table's columns and its rows as objects |
+| `PUT /tables/PROJECT.DATASET.TABLE` | `{"columns", "rows", "size"}`: a table of BigQuery; see `FakeBigQuery.add_table` |
 """  # noqa: E501 (a table)
 
 from __future__ import annotations
@@ -128,6 +130,15 @@ class HubCommit(BaseModel):
     readers: tuple[str, ...] = ()
 
 
+class Table(BaseModel):
+    """A table of BigQuery: the types of its columns, its rows, and the bytes that it is said to have."""
+
+    model_config = ConfigDict(extra="forbid")
+    columns: dict[str, str]
+    rows: list[list[Any]]
+    size: int | None = None
+
+
 class Control:
     """Serves the control address of `services`; a context manager."""
 
@@ -198,6 +209,20 @@ class Control:
             commits = [*repository.commits.values()]
             files = {path: base64.b64encode(blob.data).decode() for path, blob in commits[-1].files.items()}
             return {"private": repository.private, "commits": [commit.message for commit in commits], "files": files}
+
+        @route("PUT", "/tables/{name}")
+        def write_table(request: Request) -> Any:
+            assert services.google is not None
+            table = _read(Table, request)
+            about = {} if table.size is None else {"size": table.size}
+            services.google.bigquery.add_table(request.parts["name"], table.columns, table.rows, **about)
+            return {}
+
+        @route("GET", "/tables/{name}")
+        def read_table(request: Request) -> Any:
+            assert services.google is not None
+            table = services.google.bigquery.tables[request.parts["name"]]
+            return {"columns": table.fields, "rows": table.newest.to_pylist()}
 
 
 def _read(kind: type[Body], request: Request) -> Body:

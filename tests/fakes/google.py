@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.artifact_registry import FakeImages
 from tests.fakes.artifact_repositories import FakeRepositories
+from tests.fakes.bigquery.service import FakeBigQuery
 from tests.fakes.billing import FakeBilling
 from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.cloud_build import FakeCloudBuild
@@ -42,6 +43,8 @@ SERVICES = frozenset(
     for name in (
         "aiplatform",
         "artifactregistry",
+        "bigquery",
+        "bigquerystorage",
         "cloudbuild",
         "cloudresourcemanager",
         "compute",
@@ -86,6 +89,8 @@ class FakeGoogle:
         self._others: list[tuple[GrpcServer, Region]] = []
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
+        self.table_reads = GrpcServer(self.faults, self.world.identify)
+        self.bigquery = FakeBigQuery(self.service("bigquery"), self.world, self.table_reads)
         self.billing = FakeBilling(self.service("cloudbilling"), self.world)
         self.iam = FakeIam(self.service("iam"), self.world)
         add_kms(self.service("cloudkms"), self.world)
@@ -151,6 +156,7 @@ class FakeGoogle:
         self.tokens.route("POST", "/token")(_token)
         token_port = self.tokens.start(None)
         self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates, self.vertex_address)}"
+        self.endpoints["bigquerystorage"] = f"localhost:{self.table_reads.start(self.certificates)}"
         for name, service in self.http.items():
             # Slipway calls registries on loopback without TLS, as docker does.
             port = service.start(None if name == "docker" else self.certificates.server_context)
@@ -171,7 +177,14 @@ class FakeGoogle:
 
     def __exit__(self, *_: Any) -> None:
         self.tpu.stop()
-        servers = [*self.http.values(), self.vertex, *(server for server, _ in self._others), self.storage, self.tokens]
+        servers = [
+            *self.http.values(),
+            self.vertex,
+            self.table_reads,
+            *(server for server, _ in self._others),
+            self.storage,
+            self.tokens,
+        ]
         with ThreadPoolExecutor(len(servers)) as pool:  # all at once: each waits until its thread notices
             list(pool.map(lambda server: server.stop(), servers))
         for region in (self._region, *(other for _, other in self._others)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -11,12 +13,16 @@ import grpc
 from tests.fakes.certificates import Certificates
 from tests.fakes.errors import ConnectionReset, Faults, ServiceError
 
+# Two threads that import Google's messages at once get half of a module.
+_starting = threading.RLock()
+
 
 class GrpcServer:
     """Several services on one port, as a region's Vertex AI is.
 
     `add` accepts a service's full name (google.cloud.aiplatform.v1.JobService) and its methods by name: the class of
-    the request and the function (request, caller) -> response. Messages are proto-plus or protobuf.
+    the request and the function (request, caller) -> response. Messages are proto-plus or protobuf. A function that
+    is a generator answers with a stream, whose lost answers are those after its first message.
     """
 
     def __init__(self, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:
@@ -59,6 +65,24 @@ class GrpcServer:
             except ConnectionReset:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer")
 
+        def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                self._faults.before(method)
+                for number, answer in enumerate(
+                    function(request, self._caller_of(dict(context.invocation_metadata())))
+                ):
+                    yield answer
+                    if number == 0:
+                        self._faults.after(method)
+            except ServiceError as error:
+                context.abort(error.code, error.message)
+            except ConnectionReset:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer")
+
+        if inspect.isgeneratorfunction(function):
+            return grpc.unary_stream_rpc_method_handler(
+                stream, request_deserializer=_deserializer(request_type), response_serializer=_serialize
+            )
         return grpc.unary_unary_rpc_method_handler(
             call, request_deserializer=_deserializer(request_type), response_serializer=_serialize
         )
@@ -71,7 +95,8 @@ class _Starter(grpc.GenericRpcHandler):
         self._start = start
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
-        self._start()
+        with _starting:
+            self._start()
 
 
 def _deserializer(message: Any) -> Callable[[bytes], Any]:

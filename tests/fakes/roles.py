@@ -67,6 +67,14 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "artifactregistry.repositories.uploadArtifacts",
         }
     ),
+    "roles/bigquery.dataViewer": frozenset(
+        {*(f"bigquery.tables.{verb}" for verb in ("get", "getData", "list")), "bigquery.datasets.get"}
+    ),
+    "roles/bigquery.dataEditor": frozenset(
+        f"bigquery.tables.{verb}" for verb in ("create", "get", "getData", "list", "updateData")
+    ),
+    "roles/bigquery.jobUser": frozenset({"bigquery.jobs.create"}),
+    "roles/bigquery.readSessionUser": frozenset({f"bigquery.readsessions.{verb}" for verb in ("create", "getData")}),
     "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
     "roles/serviceusage.serviceUsageConsumer": frozenset({"serviceusage.services.use"}),
     "roles/pubsub.publisher": frozenset({"pubsub.topics.publish"}),

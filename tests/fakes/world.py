@@ -16,10 +16,15 @@ from googleapiclient import discovery_cache
 from tests.fakes.errors import ServiceError
 from tests.fakes.roles import PERMISSIONS
 
+# APIs that google-api-python-client has no document of.
+UNDESCRIBED = {"bigquerystorage.googleapis.com": "BigQuery Storage API"}
+
 
 @functools.cache
 def title_of(service: str) -> str:
     """Return an API's title (Vertex AI's is "Agent Platform API") from google-api-python-client's documents."""
+    if service in UNDESCRIBED:
+        return UNDESCRIBED[service]
     documents = Path(discovery_cache.__file__).parent / "documents"
     document = next(iter(sorted(documents.glob(f"{service.partition('.')[0]}.v*.json"))))
     return str(json.loads(document.read_text())["title"])

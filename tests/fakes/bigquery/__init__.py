@@ -1,0 +1,1 @@
+"""BigQuery: tables, jobs over HTTP, and rows over gRPC."""
