@@ -27,6 +27,7 @@ GROUP = "slipway.extensions"
 MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.components.prepare_data.beam.extension": (),
     "slipway.pipelines.google.extension": ("build", "containers"),
+    "slipway.pipelines.bigquery.extension": (),
     "slipway.pipelines.tuning.extension": ("tune",),
     "slipway.pipelines.notification.extension": ("notify",),
     "slipway.pipelines.tracking.extension": ("track",),
@@ -145,6 +146,10 @@ class Extension:
             `slipway.components.train.backends`.
         objects: What reads and writes the objects of buckets; see `slipway.core.buckets.Objects`.
         folders: What copies folders of buckets; see `slipway.pipelines.runs.copies.Folders`.
+        inputs: What copies the inputs of predictions from a service to a file of this machine, by the prefix of their
+            names; see `slipway.pipelines.prediction.inputs.Fetch`.
+        outputs: Where predictions are written other than to a folder, by the prefix of its name; see
+            `slipway.pipelines.prediction.output.Destination`.
         image_builder: The program, as a module, that builds the image of a run's containers on this machine.
         capture: What makes a module of a function that is in none, such as one from a notebook's cell.
     """
@@ -166,6 +171,8 @@ class Extension:
     tasks: Mapping[str, str] = field(default_factory=dict)
     steps: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
     objects: str = ""
     folders: str = ""
     image_builder: str = ""
@@ -274,6 +281,12 @@ def rows() -> list[tuple[str, str]]:
 def tasks() -> dict[str, str]:
     """Return the references of the platforms' tasks, by the platform's name."""
     return {name: reference for extension in installed() for name, reference in extension.tasks.items()}
+
+
+def by_prefix(field: str, name: str) -> Any | None:
+    """Return what an extension has in a field, "inputs" or "outputs", for a name with its prefix; None if none has."""
+    rows = (row for extension in installed() for row in getattr(extension, field).items())
+    return next((load(reference) for prefix, reference in rows if name.startswith(prefix)), None)
 
 
 def owner(section: str) -> str | None:

@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from pydantic import (
+    AwareDatetime,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -30,6 +31,11 @@ Check = Literal["sample", "decode", "header"]
 LARGE_SIDE = 512
 # The largest data.resize.size.
 MAX_STORED = 4096
+# Sizes in bytes: a number and a unit.
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]i?b|b|bytes|)", re.IGNORECASE)
+UNITS = {"": 1, "b": 1, "bytes": 1}
+for power, letter in enumerate("kmgt", 1):
+    UNITS |= {f"{letter}b": 1000**power, f"{letter}ib": 1024**power}
 
 
 class SplitFractions(Settings):
@@ -117,6 +123,51 @@ class BeamSettings(Settings):
         return "Dataflow" in self.runner
 
 
+class BigQuerySettings(Settings):
+    """Options of the source `bigquery:`."""
+
+    project: str | None = Field(
+        default=None,
+        pattern=r"^(?:[a-z0-9.-]+:)?[a-z0-9][a-z0-9-]*$",
+        description="Project that is billed for reading. null: on Vertex AI that of the run, elsewhere that of "
+        "GOOGLE_CLOUD_PROJECT or of the credentials, else that of the table.",
+    )
+    max_bytes: PositiveInt | str = Field(
+        default="100 GiB",
+        description="Largest number of bytes that BigQuery may bill for reading the source, such as 50 GiB, 2 TiB or "
+        "5000000. What it would bill is asked first, at no cost; more is refused.",
+    )
+    snapshot: AwareDatetime | None = Field(
+        default=None,
+        description="Time, such as 2026-11-20T06:00:00Z, as of which tables are read: at most 7 days ago. Queries use "
+        "it with `FOR SYSTEM_TIME AS OF @snapshot`. null: the time of the last change, so that an unchanged source is "
+        "read once.",
+    )
+    endpoints: dict[str, str] = Field(
+        default={},
+        description="Private endpoints, host[:port], of the services bigquery and bigquerystorage. On Vertex AI, those "
+        "of `vertex.endpoints` are the default.",
+    )
+
+    @field_validator("max_bytes")
+    @classmethod
+    def _is_size(cls, value: int | str) -> int | str:
+        bytes_of(value)
+        return value
+
+
+def bytes_of(size: int | str) -> int:
+    """Return the bytes of a size, such as 100 GiB.
+
+    Raises:
+        ValueError: It is not a size.
+    """
+    match = SIZE.fullmatch(str(size).strip())
+    if match is None or not (count := int(float(match[1]) * UNITS[match[2].lower()])):
+        raise ValueError(f"{size!r} is not a size, such as 100 GiB or 5000000")
+    return count
+
+
 class TextSettings(Settings):
     """Inputs that are texts, whose words and subwords the network receives."""
 
@@ -179,6 +230,8 @@ class DataSettings(Settings):
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split; "
         "without a column for images, a table of numbers, categories, dates and texts\n"
         "- `parquet:FILE`: the same from a Parquet file\n"
+        "- `bigquery:PROJECT.DATASET.TABLE`: a table of BigQuery, with the columns of `csv:`; see `bigquery`\n"
+        "- `bigquery:FILE.sql`: the rows of a query\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `hf:ORG/NAME[/CONFIG][@REVISION]`: a data set of the Hugging Face Hub; see `huggingface`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
@@ -236,6 +289,7 @@ class DataSettings(Settings):
         description="Options of the source `hf:`; null: the splits of the data set keep their names.",
     )
     module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")
+    bigquery: BigQuerySettings = Field(default=BigQuerySettings(), description="Options of the source `bigquery:`.")
     beam: BeamSettings | None = Field(
         default=None, description="Prepare large data sets with Apache Beam; null: local processes prepare all."
     )

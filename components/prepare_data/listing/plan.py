@@ -32,7 +32,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings on which the bytes of a data set do not depend, or only by the content of its source.
-NOT_STORED = {"source", "uri", "store", "workers", "tfds", "huggingface", "module", "beam"}
+NOT_STORED = {"source", "uri", "store", "workers", "tfds", "bigquery", "huggingface", "module", "beam"}
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
 DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "order_by", "resize", "resize_mode")
 
