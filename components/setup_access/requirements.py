@@ -55,6 +55,8 @@ class Requirement(NamedTuple):
 
 COMPUTE = "compute.googleapis.com"
 VERTEX, TPU, BUILDS, DATAFLOW = "on Vertex AI", "with `--target tpu`", "with Cloud Build", "with Dataflow"
+BIGQUERY, QUERY = "with `bigquery:`", "with a query in BigQuery"
+TABLE = "with a table of the project in BigQuery"
 VERTEX_AGENT, CODE_AGENT, TPU_AGENT = "Vertex AI's service agent", "Vertex AI's custom code agent", "Cloud TPU's agent"
 BUILD_AGENT, DATAFLOW_AGENT = "Cloud Build's agent", "Dataflow's agent"
 ACCOUNT, MACHINES, BUILDER = "the run-as account", "the account of the TPU's machines", "the account of builds"
@@ -67,6 +69,8 @@ TOPIC, SECRET = "the topic", "the secret"
 APIS = (
     ApiRow("aiplatform", "runs the pipeline and the training jobs", VERTEX),
     ApiRow("artifactregistry", "holds the image", "with a repository"),
+    ApiRow("bigquery", "describes tables and runs queries", BIGQUERY),
+    ApiRow("bigquerystorage", "reads the rows of tables", BIGQUERY),
     ApiRow("cloudbuild", "builds the image", BUILDS),
     ApiRow("cloudkms", "holds the encryption key", "with a key of the project"),
     ApiRow("cloudresourcemanager", "reads and writes the project's policy"),
@@ -121,6 +125,16 @@ REQUIREMENTS = tuple(
         (ACCOUNT, OBJECTS, BUCKET, "the steps read data and write checkpoints and models"),
         (ACCOUNT, OBJECTS, STORES, "data.store or Dataflow's temp_location is in this bucket"),
         (ACCOUNT, READ_OBJECTS, SOURCES, "data.source is in this bucket"),
+        # https://cloud.google.com/bigquery/docs/reference/storage#permissions
+        (
+            ACCOUNT,
+            "roles/bigquery.readSessionUser",
+            PROJECT,
+            "prepare_data reads rows, billed to the project",
+            BIGQUERY,
+        ),
+        (ACCOUNT, "roles/bigquery.dataViewer", PROJECT, "prepare_data reads the table of data.source", TABLE),
+        (ACCOUNT, "roles/bigquery.jobUser", PROJECT, "prepare_data runs the query of data.source", QUERY),
         (ACCOUNT, PULL, REPOSITORY, "the steps find the image by its digest"),
         # A service account needs actAs on itself to start jobs that run as it.
         (ACCOUNT, ACT_AS, ACCOUNT, "the pipeline's training jobs run as the same account"),
@@ -198,6 +212,9 @@ class Access:
             TPU: settings.tpu_machines,
             BUILDS: settings.builds,
             DATAFLOW: settings.dataflow,
+            BIGQUERY: settings.bigquery,
+            QUERY: settings.bigquery_query,
+            TABLE: settings.bigquery_table,
             "with a TPU": settings.tpu,
             "with a repository": bool(settings.repository),
             "with builds by the default account": settings.builds and default and not settings.dataflow,

@@ -42,6 +42,9 @@ class AccessSettings(Settings):
     dataflow_worker: str | None = Field(
         default=None, description="E-mail address of the account of Dataflow's workers; None: `account`."
     )
+    bigquery: bool = Field(default=False, description="Whether prepare_data reads BigQuery, billed to the project.")
+    bigquery_query: bool = Field(default=False, description="Whether prepare_data runs a query in the project.")
+    bigquery_table: bool = Field(default=False, description="Whether the table that it reads is in the project.")
     encryption_key: str | None = Field(default=None, description="Full name of the Cloud KMS key of runs and models.")
     topic: str | None = Field(default=None, description="Full name of the Pub/Sub topic that runs publish to.")
     secret: str | None = Field(default=None, description="Full name of the secret with the webhook that runs call.")

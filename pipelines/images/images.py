@@ -95,10 +95,16 @@ def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[s
         return user_files, None
     inside = [name for name, path in user_files.items() if path.parent == folder]
     build = config.section(ContentSettings) or ContentSettings()
-    if not inside and not build.include and not build.requirements:
+    if not inside and not build.include and not build.requirements and not _reads_query(config):
         return user_files, None
     content = project_content(folder, build, inside, partial(_is_configuration, config), without_git=without_git)
     return {name: path for name, path in user_files.items() if name not in inside}, content
+
+
+def _reads_query(config: RunConfig) -> bool:
+    """Return whether the data's source is a query in a file of the project, which the step then has in its image."""
+    source = config.prepared.source if config.prepared else ""
+    return source.startswith("bigquery:") and source.lower().endswith(".sql") and "://" not in source
 
 
 def _is_configuration(config: RunConfig, path: Path) -> bool:

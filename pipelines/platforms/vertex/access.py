@@ -64,6 +64,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
         builder=vertex.build.service_account,
         build_region=vertex.build.region,
         dataflow=data is not None and uses_dataflow(data),
+        **_of_bigquery(data, vertex.project),
         dataflow_worker=options.get("service_account_email"),
         encryption_key=vertex.encryption_key,
         topic=notify.topic if notify else None,
@@ -71,6 +72,19 @@ def access_settings(config: RunConfig) -> AccessSettings:
         explains=bool(notify and (notify.webhook or notify.topic)),
         endpoints=vertex.endpoints,
     )
+
+
+def _of_bigquery(data: DataSettings | None, project: str) -> dict[str, bool]:
+    """Return what is read in BigQuery, as far as the run's project has to do with it."""
+    if data is None or not data.source.startswith("bigquery:"):
+        return {}
+    is_billed = data.bigquery.project in (None, project)
+    is_query = data.source.lower().endswith(".sql")
+    return {
+        "bigquery": is_billed,
+        "bigquery_query": is_billed and is_query,
+        "bigquery_table": not is_query and data.source.removeprefix("bigquery:").rsplit(".", 2)[0] == project,
+    }
 
 
 def uses_dataflow(data: DataSettings) -> bool:

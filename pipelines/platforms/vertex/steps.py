@@ -143,6 +143,8 @@ class VertexSteps(PlatformSteps):
     def data(self, data: DataSettings) -> DataSettings:
         if not data.store.startswith("gs://"):
             data = data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
+        if data.source.startswith("bigquery:"):
+            data = self.settings.reading(data)
         return with_dataflow(self.settings, data, self.images.beam) if uses_dataflow(data) else data
 
     def train(

@@ -413,6 +413,20 @@ def test_a_runs_own_configuration_is_in_none_of_its_images(
     assert {Path(name).name for name in images["trainer"].context.project} == {"nets.py", "names.yaml"}
 
 
+@pytest.mark.extension("bigquery")
+def test_the_query_of_a_source_is_in_the_image(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configuration(project, tmp_path)
+    (tmp_path / "houses.sql").write_text("SELECT 1")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    monkeypatch.chdir(tmp_path)
+    for source, content in (("houses.sql", {"code/houses.sql"}), ("gs://b/houses.sql", set()), ("p.d.t", set())):
+        images = wanted_images(load(Path(path.name), [f"data.source=bigquery:{source}"]), print)
+        assert set(images["trainer"].context.project) == content
+
+
 def test_a_build_lists_what_the_images_contain_of_the_project(
     project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
