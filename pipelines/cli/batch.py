@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,7 @@ from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, progress_b
 
 if TYPE_CHECKING:
     from slipway.pipelines.prediction.batch import Batch, Outcome
+    from slipway.pipelines.prediction.output import Destination
 
 BATCHING = [DEFAULT, *(name for name, platform in PLATFORMS.items() if isinstance(platform, WithBatches))]
 ONLY_LOCAL = ("kind", "split", "processes", "part_size", "max_unknown", "module", "trust", "registry")
@@ -111,28 +113,43 @@ def batch(
             )
     from slipway.pipelines.prediction import batch as batches
     from slipway.pipelines.prediction import models
+    from slipway.pipelines.prediction.output import destination
 
+    written = destination(output)
+    if written is not None and kind is not Format.jsonl:
+        raise UserError(f"{output} has columns.", setting="--format", value=str(kind), fix="remove --format")
     chosen = models.find(model, registry, module)
     models.say_once(chosen, registry, trust=trust)
     local_batch = batches.Batch(
         chosen=chosen,
         inputs=tuple(inputs),
-        folder=Path(output),
+        folder=written.folder if written else Path(output),
         kind=kind,
         size=part_size,
         batch_size=batch_size or 256,
         split=split,
         key=key,
     )
-    _on_this_machine(local_batch, processes, max_unknown, strict=strict, as_json=as_json)
+    _on_this_machine(local_batch, processes, max_unknown, written, strict=strict, as_json=as_json)
 
 
 def _on_this_machine(
-    local_batch: Batch, processes: int | None, max_unknown: float, *, strict: bool, as_json: bool
+    local_batch: Batch,
+    processes: int | None,
+    max_unknown: float,
+    written: Destination | None,
+    *,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     from slipway.pipelines.prediction import batch as batches
 
-    outcome = _predict(local_batch, processes)
+    try:
+        outcome = _predict(local_batch, processes)
+    except UserError as error:
+        if written is not None and (error.fix or "").startswith("--output"):  # which is no folder
+            error.fix = f"rm -r {shlex.quote(str(local_batch.folder))}, then the same command"
+        raise
     if outcome.kept == outcome.parts:
         say(f"{local_batch.folder} is complete")
     elif outcome.kept:
@@ -146,6 +163,8 @@ def _on_this_machine(
     if as_json:
         sys.stdout.write((local_batch.folder / batches.SUMMARY).read_text(encoding="utf-8"))
     outcome.unknown.check(max_unknown)
+    if written is not None:
+        say(written.write(local_batch.folder))
     if outcome.failed and (strict or not outcome.done):
         raise typer.Exit(EXIT_FAILED)
 

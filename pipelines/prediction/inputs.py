@@ -10,14 +10,15 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from slipway import extensions
 from slipway.core.errors import UserError
 from slipway.core.tables.formats import FORMATS as TABLES
 from slipway.core.tables.lines import Lines
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from slipway.core.manifest import Shard
     from slipway.serving.model import Model
 
+# Copies an input from a service; returns the file. Receives its name and what says something to the user.
+Fetch: TypeAlias = "Callable[[str, Callable[[str], None]], Path]"
 STANDARD_INPUT = "-"
 EVERY_SPLIT = "all"
 BYTE_ORDER_MARK = codecs.BOM_UTF8
@@ -45,6 +48,9 @@ def listed(inputs: Sequence[str], split: str) -> list[Part]:
     """
     parts: list[Part] = []
     for source in inputs:
+        fetch: Fetch | None = extensions.by_prefix("inputs", source)
+        if fetch is not None:
+            source = str(fetch(source, say))
         if copies.is_remote(source):
             source = str(copies.local(source, say))
         path = Path(source).expanduser()

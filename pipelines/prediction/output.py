@@ -9,11 +9,12 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from slipway import extensions
 from slipway.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,6 +37,31 @@ class Format(StrEnum):
 
     jsonl = "jsonl"
     csv = "csv"
+
+
+class Destination(Protocol):
+    """Where a batch writes its predictions other than to a folder, from which they are copied when all are made."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this machine that has them until then, so that a batch that was stopped is continued."""
+
+    def write(self, folder: Path) -> str:
+        """Copy the predictions of a complete batch, and its errors; return what was written.
+
+        Raises:
+            UserError: They cannot be written.
+        """
+
+
+def destination(output: str) -> Destination | None:
+    """Return where the predictions go if it is no folder.
+
+    Raises:
+        UserError: They cannot be written there.
+    """
+    opens: Callable[[str], Destination] | None = extensions.by_prefix("outputs", output)
+    return opens(output) if opens else None
 
 
 @contextlib.contextmanager
