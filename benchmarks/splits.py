@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 from sklearn import datasets
 
+from benchmarks import looks
 from slipway.components.prepare_data.scan_table import TableScan, scan, scan_table
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing import set_writer
@@ -332,6 +333,9 @@ def main() -> None:
         print(f"| {name} | {data_set.leak or '–'} | {found} | {shown} | {seconds[0]:.2f} / {rest:.2f} |", flush=True)
     leaks, alarms = ("{} of {}".format(*counts[is_leak]) for is_leak in (True, False))
     print(f"\n{leaks} leaks found, {alarms} clean sets suspected")
+    if not arguments.sets:
+        print("\nHow a test split wears out, see benchmarks.looks:\n")
+        looks.show(arguments.seed)
 
 
 if __name__ == "__main__":

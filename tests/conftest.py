@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tarfile
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Tests fork beside the fakes' gRPC servers, whose fork handlers now and then crash or block the new process.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Evaluations sign the ledger of their test split.
+os.environ["SLIPWAY_LEDGER_KEY"] = str(Path(tempfile.gettempdir()) / f"slipway-tests-{os.getuid()}" / "ledger.key")
 
 # Threads of OpenMP wait asleep, not in loops: machines are shared. OpenMP reads this when scikit-learn is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

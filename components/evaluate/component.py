@@ -48,7 +48,7 @@ def evaluate(
         opponent = None if champion in ("", "none") else local_path(champion)
         data = Path(dataset.path) if dataset else uri or None
         read_settings = read(EvaluateSettings, "evaluate", settings)
-        evaluation = work(read_settings, Path(model.path), data, opponent, serve_module, seed_metrics)
+        evaluation = work(read_settings, Path(model.path), data, opponent, serve_module, seed_metrics, run)
         events.phase("writing the report")
         from slipway.components.evaluate.report import log_classification, render
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate import contract, custom, importance, occlusion, slices
-from slipway.components.evaluate.gate import INTERVALS, Opponent, Verdict, decide
+from slipway.components.evaluate import contract, custom, importance, ledger, occlusion, slices
+from slipway.components.evaluate.gate import AUTOMATIC, INTERVALS, Level, Opponent, Verdict, decide
+from slipway.components.evaluate.ledger import Ledger
 from slipway.components.evaluate.measured import (
     SPLIT,
     UNRECORDED,
@@ -85,6 +86,7 @@ def evaluate(
     champion: Path | None,
     serve_module: str = "",
     seed_metrics: Sequence[float] = (),
+    run: str = "",
 ) -> Evaluation:
     """Measure the model in folder `model`, and the champion, and apply the gate.
 
@@ -95,6 +97,7 @@ def evaluate(
         champion: The folder of the registered version to beat, or None.
         serve_module: What loads the model for serving (serve.module); "" if Slipway does.
         seed_metrics: The gate's metric of the same training with other seeds.
+        run: The run's id, for the test split's ledger.
 
     Raises:
         UserError: A model or the data cannot be evaluated, see `measure_on_split` and `custom.measure`; a metric that
@@ -107,6 +110,7 @@ def evaluate(
         measurement = measure_on_split(settings, model, data, opponent)
     else:
         measurement = custom.measure(settings, model, data, opponent)
+    looks = looks_at(measurement)
     verdict = decide(
         measurement.settings.gate,
         measurement.model.metrics,
@@ -116,14 +120,50 @@ def evaluate(
         measurement.baseline,
         measurement.slices,
         measurement.model.intervals.get(measurement.settings.gate.name),
-        measurement.notes,
+        [*measurement.notes, *(looks.problems if looks else ())],
         seed_metrics,
+        _level(measurement, looks),
     )
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
     elif measurement.sample:
         verdict = verdict.unless(contract.fault(*measurement.sample))
+    if looks is not None:
+        _record(looks, measurement, run, verdict)
     return Evaluation(**vars(measurement), verdict=verdict)
+
+
+def looks_at(measurement: Measurement) -> Ledger | None:
+    """Return the ledger of the test split on which a model was measured; None if Slipway did not measure it."""
+    if measurement.manifest is None or not isinstance(measurement.data, Path):
+        return None
+    hashes = seen.of_split(measurement.data, measurement.manifest, SPLIT)
+    return ledger.read(ledger.ledger_of(measurement.data, measurement.manifest.splits[SPLIT], hashes))
+
+
+def _level(measurement: Measurement, looks: Ledger | None) -> Level | None:
+    """Return the level at which the difference from the champion is tested; None for that of the gate."""
+    gate, champion = measurement.settings.gate, measurement.champion
+    if looks is None or champion is None or gate.significance is None:
+        return None
+    whole = gate.tested
+    if whole is None:
+        if gate.margin < 0 or not looks.has(champion.weights_checksum):
+            return None
+        whole = AUTOMATIC
+    return Level(whole, looks.number_of(measurement.model.weights_checksum, champion.weights_checksum))
+
+
+def _record(looks: Ledger, measurement: Measurement, run: str, verdict: Verdict) -> None:
+    """Add the model to the ledger of the test split; say so if it cannot be written."""
+    model, metric = measurement.model, measurement.settings.gate.name
+    try:
+        ledger.add(
+            looks, run=run, model=model.weights_checksum or str(model.folder), metric=metric,
+            value=model.metrics[metric], decision=verdict.decision,
+        )  # fmt: skip
+    except OSError as error:
+        events.message(f"The ledger of the test split, {looks.folder}, cannot be written: {error.strerror}.")
 
 
 def is_custom(settings: EvaluateSettings, model: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from slipway.components.evaluate.ledger import level as level_of
 from slipway.components.evaluate.settings import GateSettings, known, no_test
 from slipway.core.errors import UserError, nearest
 from slipway.core.formatting import decimals, number, told_apart
@@ -21,6 +22,8 @@ Judged = tuple[bool | None, str]
 ROUNDING = 1e-9
 # Of the tests of slices, and of a difference that is in color, if the gate has none.
 SIGNIFICANCE = 0.05
+# The level, two-sided, of all comparisons on a test split on which the champion was evaluated before.
+AUTOMATIC = 0.1
 # Metadata key of the metrics and the registry: why a promoted model was not checked against anything.
 UNCHECKED = "unchecked"
 # Metadata key of the metrics and the registry: the metrics' 95% confidence intervals, [low, high] by name.
@@ -65,6 +68,33 @@ class Opponent:
     basis: str = ""
     caveat: str = ""
     ours: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """The level at which the difference from the champion is tested on a test split that is used more than once.
+
+    `whole` is that of all comparisons together, `number` which of them this is, from 1; see `ledger`.
+    """
+
+    whole: float
+    number: int
+
+    @property
+    def value(self) -> float:
+        """The level of this comparison."""
+        return level_of(self.whole, self.number)
+
+    @property
+    def sentence(self) -> str:
+        """What is compared how often."""
+        earlier = self.number - 1
+        were = "no model was" if not earlier else "1 model was" if earlier == 1 else f"{earlier:,} models were"
+        return (
+            f"On this test split, {were} compared before. However many will be, one that is no better is promoted with "
+            f"a probability of at most {self.whole / 2:g}: of this comparison, the p-value must be at most "
+            f"{self.value:.2g}."
+        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +156,7 @@ def decide(
     interval: tuple[float, float] | None = None,
     notes: Sequence[str] = (),
     seed_metrics: Sequence[float] = (),
+    level: Level | None = None,
 ) -> Verdict:
     """Return the verdict on a model.
 
@@ -140,6 +171,7 @@ def decide(
         interval: The 95% confidence interval of the gate's metric; None if it has none.
         notes: What the metrics hide, in sentences that decide nothing.
         seed_metrics: The gate's metric of the same training with other seeds.
+        level: The level at which the difference from the champion is tested; None for the gate's.
 
     Raises:
         UserError: The model or the champion does not have the gate's metric.
@@ -153,7 +185,7 @@ def decide(
     trivial = (baseline or {}).get(gate.name)
     judged = [
         *_against_limit(gate, metrics[gate.name], champion, trivial, measured),
-        *_against_champion(gate, metrics, champion, without_champion, measured, seed_metrics),
+        *_against_champion(gate, metrics, champion, without_champion, measured, seed_metrics, level),
         *_against_baseline(gate, metrics, trivial, interval),
         *_on_slices(gate, slices, champion),
         *((None, note) for note in notes),
@@ -193,6 +225,7 @@ def _against_champion(
     without: str,
     measured: str,
     seed_metrics: Sequence[float],
+    level: Level | None,
 ) -> Iterator[Judged]:
     if champion is None:
         yield None, without
@@ -207,11 +240,16 @@ def _against_champion(
         )
     else:
         yield None, champion.basis
-        yield _comparison(gate, (metrics if champion.ours is None else champion.ours)[gate.name], champion)
+        is_testable = champion.comparison is not None and champion.comparison.p_value is not None
+        largest = level.value if level and is_testable else gate.tested
+        ours = metrics if champion.ours is None else champion.ours
+        yield _comparison(gate, ours[gate.name], champion, is_tested=largest is not None)
         if champion.comparison is not None:
-            yield _significance(gate, champion.comparison)
-        elif gate.significance is not None:
-            raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
+            yield _significance(gate, champion.comparison, largest)
+        elif gate.tested is not None:
+            raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.tested)
+        if level and largest == level.value:
+            yield None, level.sentence
         if champion.unknown:
             yield None, f"The champion does not have {_listed(champion.unknown)}: it is wrong on such examples."
         if champion.foreign:
@@ -288,7 +326,7 @@ def _behind(gate: GateSettings, margin: float, slices: Sequence[SliceValues]) ->
     if not tests:
         testable = " and can be tested" if slices else ""
         return None, f"No slice is {where}{testable}: slice_margin decides nothing.{untested}"
-    significance, p_values = gate.significance or SIGNIFICANCE, [test.p_value or 0.0 for test in tests.values()]
+    significance, p_values = gate.tested or SIGNIFICANCE, [test.p_value or 0.0 for test in tests.values()]
     rejected = holm(p_values, significance)
     worse = [(p, part) for p, part, fails in zip(p_values, tests, rejected, strict=True) if fails]
     method = f"one-sided paired tests, with a false alarm in {significance:.3g} of the evaluations of all slices"
@@ -309,7 +347,7 @@ def _behind(gate: GateSettings, margin: float, slices: Sequence[SliceValues]) ->
     )
 
 
-def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
+def _comparison(gate: GateSettings, value: float, champion: Opponent, *, is_tested: bool) -> Judged:
     if gate.name not in champion.metrics:
         raise UserError(
             f"The champion, {champion.name}, has no metric {gate.name} to compare with.",
@@ -327,30 +365,30 @@ def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
     if abs(gain) > ROUNDING:  # with enough decimals to distinguish the difference from the margin
         size = told_apart(abs(gain), abs(gate.margin), ROUNDING, decimals(value, champion_value))[0]
         relation = f"is {'better' if gain > 0 else 'worse'} by {size} than"
-    margin = "at least as good" if gate.significance is None else "better"
+    margin = "better" if is_tested else "at least as good"
     if gate.margin:
         margin = f"at least {gate.margin:g} better" if gate.margin > 0 else f"at most {-gate.margin:g} worse"
     judged = ""  # with a significance, a difference in the right direction is half of what the gate requires
-    if not beaten or gate.significance is None:
+    if not beaten or not is_tested:
         judged = f" This {'meets' if beaten else 'does not meet'} the gate: {margin}."
     return beaten, (
         f"The {gate.label}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}.{judged}"
     )
 
 
-def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
+def _significance(gate: GateSettings, comparison: Comparison, largest: float | None) -> Judged:
     if comparison.p_value is None:
-        holds = None if gate.significance is None else False
+        holds = None if largest is None else False
         return holds, f"The difference of the {gate.label} from the champion's cannot be tested: {comparison.counts}."
     value = _shown(comparison.p_value)
     basis = f"({comparison.test}: {comparison.counts})"
-    if gate.significance is None:
+    if largest is None:
         return None, f"The p-value of the difference is {value} {basis}."
-    holds = comparison.is_significant(gate.significance)
+    holds = comparison.is_significant(largest)
     relation = "at most" if holds else "above"
     return holds, (
         f"The difference from the champion's {gate.label} is {'' if holds else 'not '}significant: its p-value, "
-        f"{value}, is {relation} {gate.significance:g} {basis}."
+        f"{value}, is {relation} {largest:.2g} {basis}."
     )
 
 
@@ -367,9 +405,9 @@ def _over_seeds(gate: GateSettings, values: Sequence[float], champion: Opponent)
         f"{theirs_shown}; the p-value of the difference is {_shown(p_value)} (t-test, with the champion as "
         "one more training)"
     )
-    if gate.significance is None:
+    if gate.tested is None:
         return None, f"{comparison}."
-    holds = better and p_value <= gate.significance
+    holds = better and p_value <= gate.tested
     return holds, f"{comparison}: it is {'' if holds else 'not '}significantly better."
 
 

@@ -125,7 +125,7 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "headline": f"{gate.label} {f'{value:.2%}' if is_percent else formatting.number(value)}",
         "gate_label": gate.label,
         "gate_interval": shown,
-        "significance": gate.significance or SIGNIFICANCE,
+        "significance": gate.tested or SIGNIFICANCE,
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
         "untrained": model.description.get("trainable_bytes") == 0,
@@ -230,9 +230,9 @@ def gate_text(gate: GateSettings, *, has_champion: bool) -> str:
     elif has_champion and gate.margin < 0:
         parts.append(f"worse than the champion’s by no more than {-gate.margin:g}")
     elif has_champion:
-        parts.append(f"{'at least as good as' if gate.significance is None else 'better than'} the champion’s")
-    if has_champion and gate.significance is not None:
-        parts.append(f"significantly (p at most {gate.significance:g})")
+        parts.append(f"{'at least as good as' if gate.tested is None else 'better than'} the champion’s")
+    if has_champion and gate.tested is not None:
+        parts.append(f"significantly (p at most {gate.tested:g})")
     return ", ".join(parts)
 
 

@@ -22,7 +22,7 @@ def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
     champion_metrics, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
     compared, without_interval = model.compared.metrics(), model.measures.without()
     tested = comparisons(model.compared, champion.measures) if champion and champion.measures else {}
-    alpha = evaluation.settings.gate.significance or SIGNIFICANCE
+    alpha = evaluation.settings.gate.tested or SIGNIFICANCE
     for name, metric in TASKS[manifest.task].metrics.items():
         if name not in model.metrics:
             continue
@@ -52,7 +52,7 @@ def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
 
 def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
     """Yield each metric with its rows by slice, the worst first; the gate's metric is the first one."""
-    alpha, champion = evaluation.settings.gate.significance or SIGNIFICANCE, evaluation.champion
+    alpha, champion = evaluation.settings.gate.tested or SIGNIFICANCE, evaluation.champion
     champion_measures = {part.name: part.measures for part in champion.slices} if champion else {}
     tested = {
         part.name: comparisons(part.compared, champion_measures[part.name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -63,15 +63,15 @@ class GateSettings(Settings):
         default=0.0,
         description="Smallest improvement over the champion; a negative value accepts a slightly worse model.",
     )
-    significance: float | None = Field(
-        default=None,
-        ge=SMALLEST_P_VALUE,
-        le=0.5,
+    significance: Annotated[float, Field(ge=SMALLEST_P_VALUE, le=0.5)] | Literal["auto"] | None = Field(
+        default="auto",
         description="Largest p-value of the difference from the champion, such as 0.05: a model that is not "
         "significantly better is rejected. The test is two-sided and paired: McNemar's exact test for accuracy, "
-        "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. With `slipway run --repeat`, the mean "
-        "over all seeds has to be significantly better, too (a t-test, in which the champion is one more training). "
-        "null: any difference counts.",
+        "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. The test split's ledger counts the "
+        "models that were compared on it, and the level shrinks so that all comparisons together reach this one. With "
+        "`slipway run --repeat`, the mean over all seeds has to be significantly better, too (a t-test, in which the "
+        "champion is one more training). auto: 0.1 on a test split on which the champion was evaluated before; on new "
+        "examples, and where nothing can be tested, any difference counts. null: any difference counts.",
     )
     slice_limit: float | None = Field(
         default=None,
@@ -154,7 +154,7 @@ class GateSettings(Settings):
 
     @model_validator(mode="after")
     def _significantly_better(self) -> GateSettings:
-        if self.significance is not None and self.margin < 0:
+        if self.tested is not None and self.margin < 0:
             raise UserError(
                 "A gate with a significance promotes only models that are better; its margin accepts worse ones.",
                 setting="evaluate.gate.margin",
@@ -163,6 +163,11 @@ class GateSettings(Settings):
                 fix="--set evaluate.gate.margin=0; or --set evaluate.gate.significance=null",
             )
         return self
+
+    @property
+    def tested(self) -> float | None:
+        """The significance that the user requires of the difference from the champion."""
+        return None if self.significance == "auto" else self.significance
 
     def of(self, task: TaskName) -> GateSettings:
         """Return the gate with the task's first metric if none is set.
@@ -269,8 +274,8 @@ class EvaluateSettings(Settings):
 
     @model_validator(mode="after")
     def _of_module(self) -> EvaluateSettings:
-        if self.module is not None and self.gate.significance is not None:
-            raise no_test(f"{self.module} returns metrics", self.gate.significance)
+        if self.module is not None and self.gate.tested is not None:
+            raise no_test(f"{self.module} returns metrics", self.gate.tested)
         for name in self.changed() if self.module is not None else ():
             if name in ("batch_size", "worst_examples", "slices", "importance"):
                 raise UserError(

@@ -132,6 +132,34 @@ def check(
         console.print(summary, markup=False)
 
 
+@data.command(name="ledger", epilog="[bold]Examples[/]\n\nslipway data ledger\n\nslipway data ledger --json")
+@user_errors
+def show_ledger(
+    store: Annotated[str, typer.Argument(help="Folder or gs:// URI of prepared data sets (data.store).")] = "datasets",
+    as_json: Json = False,
+) -> None:
+    """Show which models were evaluated on each test split of a store. Exits with 1 if a line was changed or removed."""
+    from slipway.components.evaluate import ledger
+    from slipway.core.formatting import number
+    from slipway.core.paths import local_path
+
+    folder = local_path(store).expanduser().absolute() / ledger.FOLDER
+    ledgers = [ledger.read(path) for path in sorted(folder.glob("*"))]
+    if as_json:
+        print_json([found.as_dict() for found in ledgers])
+    for found in () if as_json else ledgers:
+        console.print(f"test split {found.folder.name}: {found.count} models", markup=False)
+        for look in found.looks:
+            about = (look.when, look.run or "no run", f"{look.metric} {number(look.value)}", look.decision, look.who)
+            console.print(f"{look.number:>4}  {'  '.join(about)}", markup=False)
+        for problem in found.problems:
+            console.print(problem, markup=False)
+    if not ledgers and not as_json:
+        console.print(f"No model was evaluated on a test split of {store} yet.", markup=False)
+    if any(found.problems for found in ledgers):
+        raise typer.Exit(EXIT_FAILED)
+
+
 @data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")
 @user_errors
 def get(
