@@ -167,7 +167,7 @@ endif
 
 .PHONY: lock
 lock: $(STAMP) ## Upgrade and lock the dependencies in requirements/
-	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,cloud beam huggingface mcp notebook serving tune development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
+	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,cloud beam huggingface mcp notebook serving trees tune development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
 	printf '%s\n' '$(call pinned,jax)' "$(call pinned,libtpu)" "$(call pinned,jax-cuda12-pjrt)" "$(call pinned,jax-cuda12-plugin)" "$(TRITON)" | $(BIN)/uv pip compile --quiet - --constraints $(LOCK) --universal --generate-hashes --python-version 3.11 -o $(ENGINES_LOCK)
 
 	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done

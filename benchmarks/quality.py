@@ -7,9 +7,11 @@ texts: the first paragraphs of the docstrings of installed packages, labeled wit
 Each set becomes a CSV file with a random split of its own, 60 % training, 15 % validation, 25 % test. Slipway's
 networks are what `slipway init --table` writes and `slipway run` trains, unchanged; its trees are those of
 `--template trees`. Beside them, fitted to the same rows, the training split: logistic regression or ridge,
-standardized, with means in place of missing numbers and a column for each category; and HistGradientBoosting, with days
-in place of dates. For texts: logistic regression on TF-IDF of words. Accuracy, or RMSE of diabetes, on the test split;
-the mean of `--rounds` splits.
+standardized, with means in place of missing numbers and a column for each category; HistGradientBoosting and LightGBM
+with their defaults, with days in place of dates. For texts: logistic regression on TF-IDF of words. Accuracy, or RMSE
+of diabetes, on the test split: the mean of `--rounds` splits with its standard error. The last column is the mean
+difference between the trees and the best other model of trees on the same splits, positive if the trees are better:
+with `--autogluon PYTHON` AutoGluon's preset medium_quality without networks, too.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -38,46 +40,62 @@ PACKAGES = ("sklearn", "scipy", "numpy", "pandas", "keras", "matplotlib")
 MAX_TEXTS = 1000
 ROWS = 3000
 TEXT = "docstrings"
+HEADINGS = {
+    "network": "network", "trees": "trees", "linear": "linear", "boosting": "HistGradientBoosting",
+    "lightgbm": "LightGBM",
+}  # fmt: skip
 
 
 def main() -> None:
     """Compare on all sets, or on those named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("sets", nargs="*", choices=[[], *SETS], default=[])
+    parser.add_argument("--models", nargs="*", choices=HEADINGS, default=list(HEADINGS))
+    parser.add_argument("--autogluon", metavar="PYTHON", help="also compare AutoGluon; see quality_autogluon.py")
+    parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
     arguments = parser.parse_args()
     rows = []
-    for name in arguments.sets or SETS:
-        found: dict[str, list[float]] = {}
+    for name in arguments.sets:
+        metrics: dict[str, list[float]] = {}
         for seed in range(arguments.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                for model, metric in compared(name, Path(folder), seed).items():
-                    found.setdefault(model, []).append(metric)
-        rows.append((name, {model: mean(metrics) for model, metrics in found.items()}))
-        print(name, {model: f"{metric:.4f}" for model, metric in rows[-1][1].items()}, flush=True)
+                for model, metric in compared(name, Path(folder), seed, arguments).items():
+                    metrics.setdefault(model, []).append(metric)
+        rows.append((name, metrics))
+        print(name, {model: shown(values) for model, values in metrics.items()}, flush=True)
     show(rows)
 
 
-def compared(name: str, folder: Path, seed: int) -> dict[str, float]:
+def compared(name: str, folder: Path, seed: int, arguments: argparse.Namespace) -> dict[str, float]:
     """Return the metric of each model on the test split."""
     table = SETS[name]()
     rng = np.random.default_rng(seed)
     table["split"] = rng.choice(list(SPLITS), len(table), p=list(SPLITS.values()))
     path = folder / "table.csv"
     table.to_csv(path, index=False)
-    found = {"network": slipway(folder, path, None)}
-    if name != TEXT:
-        found["trees"] = slipway(folder, path, "trees")
-    given = pd.read_csv(path, dtype={"zip": str})
-    train, test = (given[given["split"] == split] for split in ("train", "test"))
-    return found | (of_texts if name == TEXT else of_tables)(train, test)
+    metrics, models = {}, arguments.models
+    if "network" in models:
+        metrics["network"] = slipway(folder, path, None)
+    if "trees" in models and name != TEXT:
+        metrics["trees"] = slipway(folder, path, "trees")
+    if arguments.autogluon and name != TEXT:
+        program = str(Path(__file__).with_name("quality_autogluon.py"))
+        command = [arguments.autogluon, program, str(path), str(folder / "autogluon")]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        metrics["autogluon"] = float(result.stdout.split()[-1])
+    rows = pd.read_csv(path, dtype={"zip": str})
+    train, test = (rows[rows["split"] == split] for split in ("train", "test"))
+    others = (of_texts if name == TEXT else of_tables)(train, test)
+    return metrics | {model: metric for model, metric in others.items() if model in models}
 
 
 def slipway(folder: Path, table: Path, template: str | None) -> float:
     """Train on a table as `slipway init` says, with a network or a template's model; return the test metric."""
     project = folder / (template or "network")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).absolute().parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if template is not None:  # on the same data
+    paths = os.pathsep.join([str(Path(__file__).absolute().parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if template is not None and (folder / "network").exists():  # on the same data
         shutil.copytree(folder / "network" / "datasets", project / "datasets")
     begun = ["init", str(project), "--table", str(table), "--label", "target"]
     for where, arguments in (
@@ -92,6 +110,7 @@ def slipway(folder: Path, table: Path, template: str | None) -> float:
 
 def of_tables(train: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
     """Return the metrics of scikit-learn's models of a table."""
+    from lightgbm import LGBMClassifier, LGBMRegressor
     from sklearn.compose import ColumnTransformer
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.impute import SimpleImputer
@@ -99,7 +118,7 @@ def of_tables(train: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    x, held_out = (columns(each) for each in (train, test))
+    x, held_out = (columns(table) for table in (train, test))
     is_target = train["target"].dtype.kind == "f"
     texts = [name for name in x if x[name].dtype == "category"]
     numbers = [name for name in x if name not in texts]
@@ -113,9 +132,12 @@ def of_tables(train: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
     boosted = (HistGradientBoostingRegressor if is_target else HistGradientBoostingClassifier)(
         categorical_features="from_dtype", random_state=0
     )
+    light = (LGBMRegressor if is_target else LGBMClassifier)(verbosity=-1, random_state=0)
+    for name in texts:  # categories that are not among the training split's are missing
+        held_out[name] = held_out[name].cat.set_categories(x[name].cat.categories)
     return {
         name: score(model.fit(x, train["target"]).predict(held_out), test["target"], is_target)
-        for name, model in {"linear": linear, "boosting": boosted}.items()
+        for name, model in {"linear": linear, "boosting": boosted, "lightgbm": light}.items()
     }
 
 
@@ -211,18 +233,35 @@ SETS: dict[str, Callable[[], pd.DataFrame]] = {
 }
 
 
-def show(rows: list[tuple[str, dict[str, float]]]) -> None:
+def shown(values: Sequence[float]) -> str:
+    """Return a mean with its standard error."""
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{mean(values):.4g} ± {error:.2g}"
+
+
+def difference(name: str, metrics: dict[str, list[float]]) -> str:
+    """Return by how much the trees are better than the best other trees on the same splits."""
+    others = [metrics[model] for model in ("boosting", "lightgbm", "autogluon") if model in metrics]
+    if "trees" not in metrics or not others:
+        return ""
+    sign = -1 if name == "diabetes" else 1
+    best = max(others, key=lambda values: sign * mean(values))
+    return shown([sign * (value - other) for value, other in zip(metrics["trees"], best, strict=True)])
+
+
+def show(rows: list[tuple[str, dict[str, list[float]]]]) -> None:
     """Print the metrics."""
     from rich.console import Console
     from rich.table import Table
 
-    headings = {"network": "Slipway's network", "trees": "its trees", "linear": "linear", "boosting": "boosting"}
     table = Table()
-    for heading in ("", *headings.values()):
+    headings = {**HEADINGS, "autogluon": "AutoGluon"}
+    for heading in ("", *headings.values(), "difference"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, metrics in rows:
-        table.add_row(name, *(f"{metrics[model]:.4g}" if model in metrics else "" for model in headings))
-    Console().print(table)
+        cells = (shown(metrics[model]) if model in metrics else "" for model in headings)
+        table.add_row(name, *cells, difference(name, metrics))
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

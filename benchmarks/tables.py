@@ -182,7 +182,7 @@ def scan_new(table: Path) -> None:
 
     scanned = scan_table(table, "label")
     summary(str(table), scanned)
-    configuration("project", f"csv:{table}", scanned, is_trees=False)
+    configuration("project", f"csv:{table}", scanned)
 
 
 def scan_configured(table: Path) -> None:

@@ -43,6 +43,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.drift.extension": (),
     "slipway.pipelines.mcp.extension": (),
     "slipway.pipelines.huggingface.extension": (),
+    "slipway.trainer.trees.extension": (),
 }
 
 
@@ -121,6 +122,24 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Template:
+    """A template of `slipway init` for tables, also the user's own with `--table`.
+
+    Attributes:
+        package: The package whose folder `template` has the project's files, besides those of all templates.
+        description: What it trains, in the help of `--template`.
+        sections: A function that receives the scan of a table, and which of two classes is rare or "", as
+            "module:function", and returns the lines of the sections of slipway.yaml on training.
+        kinds: The kinds of columns that it uses.
+    """
+
+    package: str
+    description: str
+    sections: str
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Extension:
     """What an extension adds. References are "module:name" and are imported when they are used.
 
@@ -142,6 +161,9 @@ class Extension:
         tasks: The tasks of the steps on a platform, where they are not those of other platforms: a mapping from steps'
             names to tuples of `slipway.pipelines.step.Task`, by the platform's name.
         steps: Functions that `slipway.steps` offers, by name.
+        templates: Templates of `slipway init`, by name.
+        writers: Functions that receive the model of `slipway.training.export`, and return what writes it as a
+            SavedModel, a `slipway.trainer.export.export.Writer`; None for a model that they do not know.
         backends: Functions that train elsewhere, by the name of their settings; see
             `slipway.components.train.backends`.
         objects: What reads and writes the objects of buckets; see `slipway.core.buckets.Objects`.
@@ -170,6 +192,8 @@ class Extension:
     rows: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
     steps: Mapping[str, str] = field(default_factory=dict)
+    templates: Mapping[str, Template] = field(default_factory=dict)
+    writers: tuple[str, ...] = ()
     backends: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -287,6 +311,11 @@ def by_prefix(field: str, name: str) -> Any | None:
     """Return what an extension has in a field, "inputs" or "outputs", for a name with its prefix; None if none has."""
     rows = (row for extension in installed() for row in getattr(extension, field).items())
     return next((load(reference) for prefix, reference in rows if name.startswith(prefix)), None)
+
+
+def templates() -> dict[str, Template]:
+    """Return the templates that extensions add, by name."""
+    return {name: template for extension in installed() for name, template in extension.templates.items()}
 
 
 def owner(section: str) -> str | None:

@@ -311,8 +311,9 @@ def export(
 
     A Keras model on the tensorflow or jax backend becomes a SavedModel that accepts encoded images and returns class
     names and probabilities, with Keras's own file beside it. A Keras model on the torch backend, or a torch.nn.Module,
-    becomes a torch.export program. A HistGradientBoosting estimator of scikit-learn, fitted to `Data.table`, becomes a
-    SavedModel that accepts the table's rows. The folder's previous content is deleted.
+    becomes a torch.export program. Trees become a SavedModel that accepts a table's rows: boosters of LightGBM, of
+    which the raw scores of several are averaged, and HistGradientBoosting estimators of scikit-learn. The folder's
+    previous content is deleted.
 
     Args:
         model: Maps float32 images [batch, height, width, channels] to one output per class, [batch, classes]. A

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from slipway import extensions
 from slipway.core.errors import UserError
 from slipway.core.paths import require_utf8
 from slipway.pipelines.terminal import console, user_errors
@@ -24,15 +24,14 @@ SCHEMA = "schema.json"
 AGENTS = "AGENTS.md"
 
 
-class Template(StrEnum):
-    """The templates: folders of slipway/pipelines/templates."""
-
-    images = "images"
-    photos = "photos"
-    tabular = "tabular"
-    text = "text"
-    trees = "trees"
-    program = "program"
+# The templates, folders of slipway/pipelines/templates, and what each does; extensions add others.
+IMAGES, PHOTOS, TABULAR, TEXT = "images", "photos", "tabular", "text"
+TEMPLATES = {
+    "images, tabular, text": "train a network of your own on images, a table or texts",
+    PHOTOS: "fine-tune a pretrained network on the photographs of --images",
+    **{name: template.description for name, template in extensions.templates().items()},
+    "program": "run a training program",
+}
 
 
 @user_errors
@@ -41,14 +40,12 @@ def init(
         Path, typer.Argument(metavar="[FOLDER]", help="The project's folder; default: this one.")
     ] = Path(),
     template: Annotated[
-        Template,
+        str,
         typer.Option(
             metavar="NAME",
-            help="images, tabular, text: train a network of your own on images, a table or texts; photos: fine-tune a "
-            "pretrained network on the photographs of --images; trees: gradient-boosted trees on a table; program: run "
-            "a training program.",
+            help="; ".join(f"{names}: {description}" for names, description in TEMPLATES.items()) + ".",
         ),
-    ] = Template.images,
+    ] = IMAGES,
     images: Annotated[
         Path | None,
         typer.Option(
@@ -76,20 +73,23 @@ def init(
     from slipway.pipelines.config.schema import schema_text
 
     require_utf8(folder.resolve())
-    if template is Template.photos and images is None:
+    known = ", ".join(TEMPLATES).split(", ")
+    if template not in known:
+        raise UserError.unknown("template", template, known, setting="--template")
+    if template == PHOTOS and images is None:
         raise UserError(
             "The template photos fine-tunes a network on your own photographs.",
             setting="--images",
             allowed="a folder or archive of photographs, with one folder per class",
             fix=f"slipway init {shlex.quote(str(folder))} --template photos --images FOLDER",
         )
-    option, path, known = ("--images", images, Template.photos) if images else ("--table", table, Template.trees)
-    if path is not None and template not in (Template.images, known):
+    option, path, suitable = ("--images", images, [PHOTOS]) if images else ("--table", table, [*extensions.templates()])
+    if path is not None and template not in (IMAGES, *suitable):
         raise UserError(
             f"{option} chooses the template itself.",
             setting="--template",
-            value=template.value,
-            allowed=f"{known}, or none",
+            value=template,
+            allowed=f"{', '.join(suitable)}, or none" if suitable else "none",
             fix=f"slipway init {shlex.quote(str(folder))} {option} {shlex.quote(str(path))}",
         )
     scanned = ""
@@ -124,7 +124,7 @@ def init(
     console.print(f"\nto train: {entered}slipway run")
 
 
-def _on_images(images: Path, folder: Path, template: Template) -> str:
+def _on_images(images: Path, folder: Path, template: str) -> str:
     """Scan images, say what there is, and return the configuration."""
     from slipway.components.prepare_data.scan import scan
     from slipway.components.prepare_data.settings import DataSettings
@@ -144,12 +144,10 @@ def _on_images(images: Path, folder: Path, template: Template) -> str:
         ) from None
     console.print(summary(str(images), image_scan), markup=False)
     console.print()
-    return configuration(
-        _name(folder), _seen_from(folder, source), image_scan, is_pretrained=template is Template.photos
-    )
+    return configuration(_name(folder), _seen_from(folder, source), image_scan, is_pretrained=template == PHOTOS)
 
 
-def _on_table(table: Path, label: str | None, folder: Path, template: Template) -> tuple[str, Template]:
+def _on_table(table: Path, label: str | None, folder: Path, template: str) -> tuple[str, str]:
     """Scan a table, say what there is, and return the configuration and the template with its model."""
     from slipway.components.prepare_data.scan_table import scan_table
     from slipway.pipelines.cli.table_file import configuration, summary
@@ -159,11 +157,12 @@ def _on_table(table: Path, label: str | None, folder: Path, template: Template) 
         table_scan = scan_table(path, label)
     console.print(summary(str(table), table_scan), markup=False)
     console.print()
-    if template is not Template.trees:
+    added = extensions.templates().get(template)
+    if added is None:
         has_text = any(feature.kind == "text" for feature in table_scan.manifest.inputs.values())
-        template = Template.text if has_text else Template.tabular
+        template = TEXT if has_text else TABULAR
     source = f"{path.suffix.lower()[1:]}:{_seen_from(folder, path)}"
-    return configuration(_name(folder), source, table_scan, is_trees=template is Template.trees), template
+    return configuration(_name(folder), source, table_scan, added), template
 
 
 def _seen_from(folder: Path, path: Path) -> str:
@@ -172,10 +171,12 @@ def _seen_from(folder: Path, path: Path) -> str:
     return str(path.relative_to(folder.resolve()) if inside else path)
 
 
-def _content(template: Template) -> dict[str, str]:
+def _content(template: str) -> dict[str, str]:
     templates = Path(str(files("slipway.pipelines"))) / "templates"
+    added = extensions.templates().get(template)
+    chosen = Path(str(files(added.package))) / "template" if added else templates / template
     content = {}
-    for root in (templates / ALL, templates / template.value):
+    for root in (templates / ALL, chosen):
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 name = path.relative_to(root).as_posix()

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from slipway.core.formatting import brief
+from slipway.extensions import load
 from slipway.pipelines.cli.scanned import aligned, balance, fitting_batch, imbalance, lines, listed, quoted
 from slipway.trainer.tasks import PAIR
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from slipway.components.prepare_data.scan_table import TableScan
     from slipway.core.manifest import Input
     from slipway.core.values import JsonObject
+    from slipway.extensions import Template
 
 MAX_COLUMNS = 40
 MAX_CHARACTERS = 24
@@ -91,17 +93,17 @@ def _column(name: str, scan: TableScan) -> str:
     return "  ".join(parts) + (f"; {column.missing:,} missing" if column.missing else "")
 
 
-def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) -> str:
+def configuration(name: str, source: str, scan: TableScan, template: Template | None = None) -> str:
     """Return a configuration, with comments, that trains on the table without another setting.
 
     Args:
         name: The project's name.
         source: The setting `data.source`.
         scan: What the table has.
-        is_trees: Whether to train the trees of program.py, which have no texts, rather than the network in model.py.
+        template: What trains on it; None for the network in model.py.
     """
     about, labels, inputs = scan.manifest, _labels(scan), _inputs(scan)
-    used = [column for column, feature in inputs.items() if not (is_trees and feature.kind == "text")]
+    used = [column for column, feature in inputs.items() if template is None or feature.kind in template.kinds]
     data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
     if scan.settings.skip_corrupt:
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a label"))
@@ -126,23 +128,13 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
             *aligned(data),
             "  inputs:",
             *(_input(column, scan, used) for column in dict.fromkeys([*inputs, *scan.columns])),
-            *(_trees(rare) if is_trees else _network(scan, rare)),
+            *(load(template.sections) if template else _network)(scan, rare),
             "evaluate:",
             "  gate:",
             f"    metric: {metric}  # promoted is what beats {beaten} and the champion",
             f"    # {limit}  # and reaches this, if you set it",
         ]
     ) + "\n"  # fmt: skip
-
-
-def _trees(rare: str) -> list[str]:
-    """Return the sections of the program's trees; `rare` says which of two classes is rare."""
-    train = [
-        ("module", "program", "program.py"),
-        *([("arguments", '["--threshold", "f1"]', rare)] if rare else []),
-    ]
-    about = "scikit-learn, which no image for training has"
-    return ["train:", *aligned(train), "build:", f"  requirements: requirements.txt  # {about}"]
 
 
 def _network(scan: TableScan, rare: str) -> list[str]:

@@ -143,13 +143,14 @@ class RunDisplay:
 
 
 def progress_line(event: dict[str, Any]) -> str:
-    """Return progress and metrics as text: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
+    """Return progress and metrics as text: "120/600 steps, 155 steps/s, 3 s left, loss 0.12", or "120 steps"."""
     values = dict(event.get("values") or {})
-    parts = [f"{event['done']:,}/{event['total']:,} {event['unit']}"]
+    total = f"/{event['total']:,}" if event["total"] else ""
+    parts = [f"{event['done']:,}{total} {event['unit']}"]
     rate_name = next((name for name in values if name.endswith("_per_second")), "")
     if rate := values.pop(rate_name, None):
         parts.append(f"{rate:,.0f} {rate_name.removesuffix('_per_second')}/s")
-        parts.append(f"{max(0, event['total'] - event['done']) / rate:,.0f} s left")
+        parts += [f"{max(0, event['total'] - event['done']) / rate:,.0f} s left"] if total else []
     parts += [f"{name} {number(value)}" for name, value in values.items()]
     return ", ".join(parts)
 

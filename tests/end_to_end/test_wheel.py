@@ -68,7 +68,9 @@ def test_the_wheel_has_one_import_name_and_what_images_are_built_from(wheel: Pat
     assert {f"slipway/{name}" for name in wanted} <= set(names)
 
 
-@pytest.mark.parametrize("template", ["images", "tabular", "text", "trees", "program"])
+@pytest.mark.parametrize(
+    "template", ["images", "tabular", "text", pytest.param("trees", marks=pytest.mark.extension("trees")), "program"]
+)
 def test_a_new_project_trains_at_once(installed: Path, tmp_path: Path, template: str):
     where = run(installed, tmp_path, "python", "-c", "import slipway; print(slipway.__file__)").strip()
     assert Path(where).is_relative_to(installed.parent)

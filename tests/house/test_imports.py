@@ -72,9 +72,12 @@ def test_an_image_has_all_that_its_code_imports(role: str) -> None:
     assert [line for line in imports if line[1] not in modules] == []
 
 
-@pytest.mark.parametrize("field", ["objects", "backends", "preparers", "sources"])
-def test_the_image_of_the_steps_has_what_they_use_of_extensions(field: str) -> None:
-    code = image_kind(ROOT, "steps", "cpu").code
+@pytest.mark.parametrize(
+    ("role", "field"),
+    [("steps", "objects"), ("steps", "backends"), ("steps", "preparers"), ("steps", "sources"), ("trainer", "writers")],
+)
+def test_the_images_have_what_they_use_of_extensions(role: str, field: str) -> None:
+    code = image_kind(ROOT, role, "cpu").code
     rows = {f"{folder}.extension": getattr(row, field) for folder, row in ROWS.items()}
     used = {
         module: list(value.values()) if isinstance(value, dict) else value for module, value in rows.items() if value
@@ -143,7 +146,8 @@ def test_all_that_a_row_refers_to_exists_and_is_in_the_extension(folder: str) ->
         *(part for each in row.conditions.values() for part in (each.context, each.check, each.step)),
         *row.platforms, *row.checks, *row.observers, *row.sources, *row.preparers,
         *row.schemas.values(), *row.functions.values(), *row.steps.values(), *row.backends.values(),
-        *row.rows.values(), *row.tasks.values(),
+        *row.rows.values(), *row.tasks.values(), *row.writers,
+        *(template.sections for template in row.templates.values()),
         *(reference for reference in (row.objects, row.folders, row.capture) if reference),
     ]  # fmt: skip
     for reference in references:

@@ -13,7 +13,15 @@ from pathlib import Path
 from tests.docs.packages import package_of
 
 # KFP reads the source of `component.py`, projects copy the templates, and `make test-engines` tests the other engines.
-EXCLUDED = ("component.py", "templates/*", "templates/*/*", "engines/jax/*", "engines/pytorch/*")
+EXCLUDED = (
+    "component.py",
+    "templates/*",
+    "templates/*/*",
+    "trees/template/*",
+    "trees/template/*/*",
+    "engines/jax/*",
+    "engines/pytorch/*",
+)
 NEARLY_NONE = ("None", "False", "0", "''", "b''", "[]", "{}", "()")
 # What a site's text becomes: `{mutated}` while the mutant is active, else `{text}`. The last two are statements.
 SWITCHED = {

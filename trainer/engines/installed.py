@@ -30,6 +30,7 @@ _EXTRAS = {
     "mcp": ("mcp",),
     "notebook": ("pandas",),
     "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "trees": ("lightgbm",),
     "tune": ("optuna",),
 }  # fmt: skip
 

@@ -11,11 +11,12 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from slipway import extensions
 from slipway.core import events, integrity, seen
 from slipway.core.atomic import sync, sync_tree
 from slipway.core.errors import UserError
@@ -29,6 +30,12 @@ from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
 from slipway.trainer.metrics.spent import FILE_NAME as SPENT_FILE
 from slipway.trainer.tasks import check_threshold
+
+if TYPE_CHECKING:
+    from slipway.trainer.export.threshold import Decision
+
+# Writes a model of an extension as a SavedModel to a folder; returns its checksum and the decision threshold.
+Writer: TypeAlias = "Callable[[Path, Manifest, Decision], tuple[str, float | None]]"
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +155,7 @@ def export_custom(
     Args:
         folder: The output folder (AIP_MODEL_DIR).
         model: A keras.Model or torch.nn.Module from images to one output per class. A Module receives the images
-            channels first. Or scikit-learn's HistGradientBoosting from a table.
+            channels first. Or a model that an extension writes, such as trees of a table.
         data: The data set.
         manifest: Its manifest, for class names and image shape.
         scale: Factor from pixels of 0 to 255 to the model's input.
@@ -159,16 +166,16 @@ def export_custom(
     Raises:
         UserError: The model's outputs do not match the data set's classes.
     """
-    from slipway.trainer.export import trees
     from slipway.trainer.export.threshold import choose
 
     check_threshold(threshold, manifest, "slipway.training.export(threshold=…)", "threshold=None")
     decide = functools.partial(choose, threshold, data, manifest)
-    if trees.is_boosted(model):
-        with replaced(folder) as path:
-            digest, decided = trees.write_custom(path, model, manifest, decide)
-            _seal_custom(path, manifest, "tensorflow", digest, steps, decided)
-        return digest
+    for reference in extensions.references("writers"):
+        if write := extensions.load(reference)(model):
+            with replaced(folder) as path:
+                digest, decided = write(path, manifest, decide)
+                _seal_custom(path, manifest, "tensorflow", digest, steps, decided)
+            return str(digest)
     if not manifest.is_image_only or manifest.task != "classification":
         unsupported = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
         raise UserError(

@@ -118,3 +118,5 @@ def test_a_progress_line_shows_rate_and_remaining_time() -> None:
     values = {"loss": 0.47123, "steps_per_second": 155.2}
     line = progress_line({"done": 120, "total": 694, "unit": "steps", "values": values})
     assert line == "120/694 steps, 155 steps/s, 4 s left, loss 0.4712"
+    line = progress_line({"done": 120, "total": 0, "unit": "steps", "values": values})
+    assert line == "120 steps, 155 steps/s, loss 0.4712"

@@ -8,36 +8,32 @@ import random
 import re
 import warnings
 import zlib
-from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 from PIL import Image
 from typer.testing import CliRunner
 
-from slipway.components.build_image.project import check_requirements
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.scan_table import scan_table
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.cli.project import Template
+from slipway.pipelines.cli.project import TEMPLATES
 from slipway.pipelines.config.config import load
-from slipway.pipelines.images.images import SOURCE_TREE, own_content
 from slipway.pipelines.options import configuration_path
 from tests import photographs
 
 
-@pytest.mark.parametrize("template", list(Template))
-def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_path: Path, template: Template):
+@pytest.mark.parametrize("template", ", ".join(TEMPLATES).split(", "))
+def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_path: Path, template: str):
     folder, options = tmp_path / "My 1st_project", []
-    if template is Template.photos:
+    if template == "photos":
         write_images(tmp_path / "photos" / "cat", 3, (300, 400))
         options = ["--images", str(tmp_path / "photos")]
-    result = CliRunner().invoke(app, ["init", str(folder), "--template", template.value, *options])
+    result = CliRunner().invoke(app, ["init", str(folder), "--template", template, *options])
     assert result.exit_code == 0, result.output
     lines = (folder / "slipway.yaml").read_text().splitlines()
     assert lines[0] == "# yaml-language-server: $schema=schema.json"
@@ -70,20 +66,6 @@ def test_the_network_of_a_table_is_reloaded_without_a_warning(tmp_path: Path):
         keras.models.load_model(tmp_path / "model.keras")
     with pytest.warns(UserWarning, match="km/h"):  # no name of a layer
         model.build({"km/h": Input(kind="number"), **columns}, 2)
-
-
-def test_images_for_the_trees_have_scikit_learn_and_all_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert CliRunner().invoke(app, ["init", str(tmp_path), "--template", "trees"]).exit_code == 0
-    monkeypatch.chdir(tmp_path)
-    _, content = own_content(load(tmp_path / "slipway.yaml"), without_git=True)
-    assert content is not None and content.requirements is not None
-    assert {"program.py", "requirements.txt"} <= content.files.keys()
-    pinned = {Requirement(line).name for line in content.requirements.read_text().splitlines()}
-    needed = {Requirement(each) for each in metadata.requires("scikit-learn") or ()}
-    names = {"scikit-learn", *(each.name for each in needed if each.marker is None or each.marker.evaluate())}
-    for lock in (SOURCE_TREE / "requirements" / f"{role}-cpu.txt" for role in ("trainer", "steps")):
-        check_requirements(content.requirements, lock)
-        assert names <= pinned | set(re.findall(r"^([\w-]+)==", lock.read_text(), re.MULTILINE)), lock
 
 
 def test_what_agents_are_told_fits_a_screen_and_theirs_is_kept(tmp_path: Path):
@@ -291,10 +273,6 @@ def test_a_table_is_scanned_and_its_configuration_prepares(tmp_path: Path, monke
     assert [each.kind for each in inputs.values()] == ["date", "category", "number", "text"]
     assert "a network for texts" in (tmp_path / "project" / "model.py").read_text()  # as one input is a text
     assert not list((tmp_path / "project").glob("*.csv"))
-    on_images("trees", "--table", "flats.csv", "--label", "price", "--template", "trees")
-    trees = load(tmp_path / "trees" / "slipway.yaml")
-    assert (trees.train.module, trees.data.inputs) == ("program", ["built", "zip", "rooms"])  # without texts
-    assert (trees.task, trees.data.skip_corrupt) == (config.task, config.data.skip_corrupt)
     checked = CliRunner().invoke(app, ["data", "check", "project/slipway.yaml"])
     assert checked.exit_code == 0, checked.output
     assert [line.split()[-1] for line in checked.output.splitlines() if "splits" in line] == ["30"]
@@ -325,6 +303,7 @@ def test_mistakes_of_tables_are_said_before_anything_is_written(tmp_path: Path, 
         (["--table", "u.csv"], "u.csv cannot be read: No such file or directory."),
         (["--text", "t.txt"], "t.txt is no table."),
         (["--table", "t.csv", "--template", "text"], "--table chooses the template itself."),
+        (["--template", "imags"], "there is no template 'imags'.\n  setting:  --template = 'imags'\n"),
     ):
         result = CliRunner().invoke(app, ["init", "project", *arguments])
         assert result.exit_code == 2, result.output
@@ -339,9 +318,6 @@ def test_a_rare_class_has_a_threshold(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "labels      2: usual 180, rare 20\n" in on_images("project", "--table", "t.csv")
     config = load(tmp_path / "project" / "slipway.yaml")
     assert (config.train.threshold, config.evaluate.gate.name) == ("f1", "macro_f1")
-    on_images("trees", "--table", "t.csv", "--template", "trees")
-    config = load(tmp_path / "trees" / "slipway.yaml")
-    assert (config.train.arguments, config.evaluate.gate.name) == (("--threshold", "f1"), "macro_f1")
 
 
 @pytest.mark.parametrize(("rows", "decay"), [(200, 1.0), (10_000, 0.5)])

@@ -8,36 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway import training
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.serving import model as served
 from slipway.trainer.export.export import export_custom
-from tests.trainer import feature_sets
-from tests.trainer.feature_sets import Column
+from tests.trainer.trees.tables import CLASSES, requests, write
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
-CLASSES = {"two": ["no", "yes"], "three": ["a", "b", "c"], "target": []}
-ROWS = 300
-
-
-def table(folder: Path, outputs: str) -> tuple[training.Data, dict[str, Any]]:
-    random = np.random.default_rng(2)
-    size = random.normal(90, 20, ROWS).astype(np.float32)
-    rooms = np.where(random.random(ROWS) < 0.2, np.nan, random.integers(1, 6, ROWS)).astype(np.float32)
-    city = random.choice(["Bern", "Zürich", "Genf"], ROWS)
-    built = [f"{day}.03.{year}" for day, year in random.integers([1, 1950], [28, 2020], (ROWS, 2))]
-    columns = {"size": size, "rooms": rooms, "city": city, "built": built}
-    kinds = {"size": "number", "rooms": "number", "city": "category", "built": "date"}
-    value = size / 20 + np.nan_to_num(rooms, nan=4) + 2 * (city == "Bern") + random.normal(0, 0.3, ROWS)
-    classes = CLASSES[outputs]
-    limits = np.quantile(value, np.arange(1, len(classes)) / max(len(classes), 1))
-    labels = np.digitize(value, limits) if classes else 1000 * value
-    about = feature_sets.write(
-        folder, "classification" if classes else "regression",
-        {name: Column(kinds[name], columns[name]) for name in columns}, labels, classes, validation=60, shards=2,
-    )  # fmt: skip
-    return training.Data(str(folder), folder, about), columns
 
 
 def estimator(outputs: str) -> Any:
@@ -49,7 +26,7 @@ def estimator(outputs: str) -> Any:
 
 @pytest.mark.parametrize("outputs", CLASSES)
 def test_the_exported_trees_predict_from_rows_what_they_learned(tmp_path: Path, outputs: str) -> None:
-    data, rows = table(tmp_path / "data", outputs)
+    data, rows = write(tmp_path / "data", outputs)
     assert data.manifest is not None
     x, y = data.table("train")
     held_out, expected = data.table("validation")
@@ -58,9 +35,7 @@ def test_the_exported_trees_predict_from_rows_what_they_learned(tmp_path: Path, 
     assert fitted.score(held_out, expected) > 0.7
     export_custom(tmp_path / "model", fitted, tmp_path / "data", data.manifest, 1 / 255, from_logits=True, steps=None)
     model = served.load(tmp_path / "model")
-    arrays = {name: np.array(values[-60:]) for name, values in rows.items()}
-    for name in ("city", "built"):
-        arrays[name] = np.array([text.encode() for text in arrays[name].tolist()], object)
+    arrays = requests(rows, 60)
     answers = model.predict(arrays)[model.values]
     if data.manifest.target is not None:
         own = fitted.predict(held_out) * data.manifest.target.deviation[0] + data.manifest.target.mean[0]
@@ -71,7 +46,7 @@ def test_the_exported_trees_predict_from_rows_what_they_learned(tmp_path: Path, 
 
 
 def test_an_estimator_of_something_else_is_refused(tmp_path: Path) -> None:
-    data, _ = table(tmp_path / "data", "two")
+    data, _ = write(tmp_path / "data", "two")
     assert isinstance(data.manifest, Manifest)
     x, _ = data.table("train")
     other = estimator("three").fit(x, np.arange(len(x)) % 3)
@@ -84,7 +59,7 @@ def test_the_threshold_of_a_program_is_chosen_on_the_validation_split(tmp_path: 
     """And is part of the served model: its labels are those of the threshold, not of the more probable class."""
     from slipway.trainer.export import threshold
 
-    data, rows = table(tmp_path / "data", "two")
+    data, rows = write(tmp_path / "data", "two")
     x, y = data.table("train")
     held_out, expected = data.table("validation")
     assert data.manifest is not None
@@ -94,20 +69,18 @@ def test_the_threshold_of_a_program_is_chosen_on_the_validation_split(tmp_path: 
     model = served.load(tmp_path / "model")
     best = threshold.best("youden", fitted.predict_proba(held_out)[:, 1], np.asarray(expected) == 1)
     assert model.threshold == pytest.approx(best, abs=1e-6)
-    arrays = {name: np.array(values) for name, values in rows.items()}
-    for name in ("city", "built"):
-        arrays[name] = np.array([text.encode() for text in arrays[name].tolist()], object)
+    arrays = requests(rows, 300)
     probabilities = model.predict(arrays)[model.values]
     assert (model.best(probabilities) == (probabilities[:, 1] >= np.float32(model.threshold))).all()
     with pytest.raises(UserError, match="decides between two classes") as error:
-        three, _ = table(tmp_path / "three", "three")
+        three, _ = write(tmp_path / "three", "three")
         export_custom(tmp_path / "other", fitted, tmp_path / "three", three.manifest, 1, **options)
     assert error.value.fix == "threshold=None"
 
 
 @pytest.mark.parametrize("threshold", ["f2", 0.0, 1, 1.5])
 def test_a_threshold_that_is_neither_a_rule_nor_a_probability_is_refused(tmp_path: Path, threshold: Any) -> None:
-    data, _ = table(tmp_path / "data", "two")
+    data, _ = write(tmp_path / "data", "two")
     fitted = estimator("two").fit(*data.table("train"))
     options: Any = {"from_logits": True, "steps": None, "threshold": threshold}
     with pytest.raises(UserError, match="is not a decision threshold"):

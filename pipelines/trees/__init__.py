@@ -1,0 +1,1 @@
+"""The template `trees` of `slipway init`, and the checks of its program."""
