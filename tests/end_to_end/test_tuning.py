@@ -15,6 +15,7 @@ import optuna
 import psutil
 import pytest
 
+from slipway.components.evaluate import ledger
 from tests.end_to_end.workspace import Workspace, processes_of
 from tests.fakes.mlflow import FakeMlflow
 
@@ -154,6 +155,8 @@ def test_trials_are_forks_that_outlive_a_killed_command(tmp_path: Path) -> None:
     assert len(workspace.runs()) == 1 + 2 + 1, "the data's, the trials' and the best one's"
     record = workspace.record()
     assert record["model"].endswith("models/digits/1")
+    lines = [*(tmp_path / "datasets" / ledger.FOLDER).glob("*/*.json")]
+    assert len(lines) == 1, "no trial was evaluated on the test split"
 
 
 def test_a_search_that_failed_continues_after_a_fix(workspace: Workspace) -> None:
