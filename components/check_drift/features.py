@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.prepare_data.listing.plan import identity
-from slipway.core import manifest
+from slipway.core import locked, manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import FILE_NAME
 from slipway.core.noise import without_native_stderr
@@ -62,7 +62,8 @@ def of_split(model: Model, folder: Path, most: int, seed: int) -> Sample:
 
     import_tensorflow()
     data = manifest.read(folder)
-    shards = [shard for name in HELD_OUT if name in data.splits for shard in data.splits[name].shards]
+    names = [name for name in HELD_OUT if name in data.splits and locked.folder_of(folder, name) == folder]
+    shards = [shard for name in names for shard in data.splits[name].shards]
     manifest.verify(folder, shards)
     draws = np.random.default_rng(seed)
     share = min(1.0, most / max(1, sum(shard.examples for shard in shards)))

@@ -36,7 +36,7 @@ from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.served_model import OtherData, ServedModel
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.components.prepare_data.validation.leaks import near_model_notes
-from slipway.core import events, manifest, seen
+from slipway.core import events, locked, manifest, seen
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
@@ -189,7 +189,7 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
     events.phase("loading the model")
     hashes = seen.of_split(data, description, SPLIT)
     compared = None if champion is None else unseen_by(hashes, model, champion)
-    shards = [data / shard.file for shard in split.shards]
+    shards = [locked.folder_of(data, SPLIT) / shard.file for shard in split.shards]
     parts = slices.find(settings.slices, description, lambda: batches(shards, description, settings.batch_size))
     served, opponent = None, None
     if champion is not None:
@@ -277,7 +277,7 @@ def _test_split(description: Manifest, data: Path) -> Split:
             allowed="a test split of at least one example",
             fix=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
         )
-    manifest.verify(data, split.shards)
+    manifest.verify(locked.folder_of(data, SPLIT), split.shards)
     return split
 
 
@@ -339,7 +339,8 @@ def _predicted(
         return batch, [answer.result() for answer in answers]
 
     try:
-        for batch in batches([data / shard.file for shard in split.shards], description, batch_size):
+        shards = [locked.folder_of(data, SPLIT) / shard.file for shard in split.shards]
+        for batch in batches(shards, description, batch_size):
             waiting.append((batch, [pool.submit(model.predict, batch) for model in models]))
             if len(waiting) > threads:
                 yield answered(*waiting.popleft())

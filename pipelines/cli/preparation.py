@@ -160,6 +160,32 @@ def show_ledger(
         raise typer.Exit(EXIT_FAILED)
 
 
+DataSet = Annotated[Path, typer.Argument(help="Folder of a prepared data set: STORE/NAME/FINGERPRINT.")]
+
+
+@data.command(epilog="[bold]Examples[/]\n\nslipway data lock datasets/digits/c006c50876f1fcd7 --to /evaluation")
+@user_errors
+def lock(
+    dataset: DataSet,
+    to: Annotated[str, typer.Option("--to", help="Folder or gs:// URI that only the step evaluate can read.")],
+) -> None:
+    """Keep the test split's examples, and with them its labels, where only the step evaluate reads them."""
+    from slipway.core import locked
+
+    count = locked.lock(dataset.absolute(), to)
+    console.print(f"{count:,} shards of the test split are in {locked.location_of(dataset)}", markup=False)
+
+
+@data.command(epilog="[bold]Examples[/]\n\nslipway data unlock datasets/digits/c006c50876f1fcd7")
+@user_errors
+def unlock(dataset: DataSet) -> None:
+    """Move the test split's examples back to the data set."""
+    from slipway.core import locked
+
+    count = locked.unlock(dataset.absolute())
+    console.print(f"{count:,} shards are back in {dataset}" if count else f"{dataset} is not locked", markup=False)
+
+
 @data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")
 @user_errors
 def get(

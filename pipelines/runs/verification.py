@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipway.components.register_model.registry import CHAMPION, Registry
-from slipway.core import integrity, manifest, statement
+from slipway.core import integrity, locked, manifest, statement
 from slipway.core.dsse import Key
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import in_project, local_path
@@ -211,14 +211,15 @@ def _checkpoints(folder: Path) -> Iterator[Verified]:
 def _data_set(folder: Path) -> Verified:
     verified = Verified("data set", folder)
     try:
-        shards = [shard for split in manifest.read(folder).splits.values() for shard in split.shards]
+        splits = manifest.read(folder).splits
+        shards = [(locked.folder_of(folder, name), shard) for name, split in splits.items() for shard in split.shards]
     except (UserError, OSError) as error:
         return Verified("data set", folder, [_told(error, folder)])
-    for shard in shards:
+    for place, shard in shards:
         try:
-            manifest.verify_shard(folder / shard.file, shard)
+            manifest.verify_shard(place / shard.file, shard)
         except (UserError, OSError) as error:
-            verified.damages.append(_told(error, folder / shard.file))
+            verified.damages.append(_told(error, place / shard.file))
     return verified
 
 

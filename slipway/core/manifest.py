@@ -32,6 +32,8 @@ from slipway.core.paths import in_bucket, remote_uri
 from slipway.core.values import RECORD_NAMES, stored_name
 
 FILE_NAME = "manifest.json"
+# Says where the shards of the test split are, if not in the data set's folder; see `locked`.
+LOCK_FILE = "locked.json"
 # The name of a data set's folder in a store: the first digits of its fingerprint.
 IDENTITY = re.compile(r"[0-9a-f]{16}")
 TaskName = Literal["classification", "multilabel", "regression"]
@@ -331,6 +333,10 @@ def verify(folder: Path, shards: Iterable[Shard]) -> None:
 
 def verify_shard(path: Path, shard: Shard) -> None:
     """Check one shard's presence, size and SHA-256; see `verify`."""
+    if not path.is_file() and (path.parent / LOCK_FILE).is_file():
+        raise UserError(
+            f"The shard {path} is locked: only the step evaluate reads it.", fix=f"slipway data unlock {path.parent}"
+        )
     if not path.is_file():
         raise UserError(f"The shard {path} is missing.", fix=prepare_again(path.parent))
     size = path.stat().st_size

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.publishing.remembered import FOLDER, Listings
-from slipway.core import events, manifest
+from slipway.core import events, locked, manifest
 from slipway.core.atomic import FULL, sync
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
@@ -73,8 +73,9 @@ class Store:
         if not (folder / manifest.FILE_NAME).is_file():
             return None
         complete_manifest = manifest.read(folder)
-        for split in complete_manifest.splits.values():
-            for shard in split.shards:
+        is_locked = (folder / manifest.LOCK_FILE).is_file()
+        for name, split in complete_manifest.splits.items():
+            for shard in () if is_locked and name == locked.SPLIT else split.shards:
                 path = folder / shard.file
                 if not path.is_file() or path.stat().st_size != shard.bytes:
                     manifest.verify_shard(path, shard)
