@@ -40,7 +40,7 @@ MIN_EXAMPLES = 80
 # 99 % does not have 0 then.
 MIN_DIFFERENCE, SIGNIFICANT = 0.02, 1.31
 # An input is suspected of giving the label away if it reaches so much alone; the most that are measured without.
-MIN_ALONE = {"classification": 0.95, "regression": 0.9}
+MIN_ALONE = {"classification": 0.98, "regression": 0.95}
 MAX_INPUTS = 3
 TIME_CHUNKS = 50
 # What groups rows without a column for it, as sentences name it; and the regular expression of series of names.

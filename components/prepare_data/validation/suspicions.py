@@ -39,7 +39,9 @@ GROUP_WORD = re.compile(
     "speaker|author|reviewer|donor|animal|plate|slide|well|site|plot|track|trip|order|hospital|clinic|school|scanner|"
     "camera|station|farm|employee|emp|student|player)(s|id)?"
 )
-TIME_WORD = re.compile("year|yr|month|quarter|week|date|datetime|day|time|timestamp|epoch|period|season|tick|ts")
+TIME_WORD = re.compile("year|yr|month|quarter|week|date|datetime|timestamp|epoch|season|ts")
+# Columns of numbers that are called so alone, are more often durations, unless most values occur once.
+DURATION_WORD = re.compile("day|time|period|tick")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # Texts such as P-0017, cust_3 and hexadecimal digits.
 CODE = re.compile(rb"[A-Za-z]{0,12}[-_#: ]?\d{1,12}[A-Za-z]?|[0-9a-f-]{8,}", re.IGNORECASE)
@@ -167,7 +169,7 @@ def suspected_groups(examples: Examples, alike: Collection[Sequence[bytes]]) -> 
         candidates[NEAR_DUPLICATES] = [groups.get(key, key) for key in examples.keys]
     result = {}
     for name, values in candidates.items():
-        codes = codes_of([value or key for value, key in zip(values, examples.keys, strict=True)])
+        codes = codes_of([key if value == b"" else value for value, key in zip(values, examples.keys, strict=True)])
         counts = np.bincount(codes)
         classes = len({*examples.labels.tolist()}) if manifest.task == "classification" else 0
         if len(counts) >= max(MIN_GROUPS, 2 * classes) and len(codes) >= MIN_GROUP * len(counts):
@@ -210,7 +212,9 @@ def suspected_times(examples: Examples) -> dict[str, Floats]:
                 times = input_scores.days(texts, order)
                 if not np.isnan(times).any():
                     break
-        elif not TIME_WORD.fullmatch(_last_word(source)):
+        elif not TIME_WORD.fullmatch(_last_word(source)) and not (
+            DURATION_WORD.fullmatch(source.lower()) and len({*values}) > len(values) / 2
+        ):
             continue
         if not np.isnan(times).any() and len(np.unique(times)) >= MIN_TIMES:
             result[source] = times
