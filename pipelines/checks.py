@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from slipway.components.prepare_data.sources import source_kinds
 from slipway.core import waiting
 from slipway.core.errors import UserError, internal_error
 from slipway.pipelines.platforms.base import Check, CheckWarning, Context, NotApplicableError
@@ -58,6 +59,10 @@ def examine(check: Check, context: Context) -> Finding:
         return Finding(check.name, "skipped", f"{error.name} is not installed")
 
 
+def _imports(check: Check, context: Context) -> tuple[str, ...]:
+    return check.imports(context) if callable(check.imports) else check.imports
+
+
 def examine_in_parallel(
     checks: Sequence[Check], context: Context, seconds: float = SECONDS, show: Show = lambda _: None
 ) -> list[Finding]:
@@ -69,7 +74,8 @@ def examine_in_parallel(
         return []
     platform = context.platform
     assert isinstance(platform, WithRemoteChecks)
-    platform.import_modules(*(name for check in checks for name in check.imports))
+    platform.import_modules(*(name for check in checks for name in _imports(check, context)))
+    source_kinds()  # imports those of extensions, which threads must not
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
     started = time.monotonic()
 

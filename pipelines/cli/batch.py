@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,7 +147,7 @@ def _on_this_machine(
         outcome = _predict(local_batch, processes)
     except UserError as error:
         if written is not None and (error.fix or "").startswith("--output"):  # which is no folder
-            error.fix = f"rm -r {shlex.quote(str(local_batch.folder))}, then the same command"
+            error.fix = "--output bigquery:PROJECT.DATASET.TABLE of another table"
         raise
     if outcome.kept == outcome.parts:
         say(f"{local_batch.folder} is complete")

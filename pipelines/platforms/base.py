@@ -203,7 +203,7 @@ class Check:
             which the run may execute.
         moves: Whether a run that fails it may execute on other hardware or in another region, and is not refused.
         imports: The modules that it imports, besides those that all checks of the platform do, if it is remote: such
-            checks run on threads.
+            checks run on threads. Of a check that imports them for some configurations, a function that returns them.
     """
 
     name: str
@@ -212,4 +212,4 @@ class Check:
     remote: bool = False
     each: Literal["hardware", "candidate"] | None = None
     moves: bool = False
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...] | Callable[[Context], tuple[str, ...]] = ()

@@ -183,6 +183,10 @@ def test_a_card_with_metadata_of_another_form_is_refused(hub, card, problem):
 
 
 def test_other_requests_are_not_imitated(hub):
+    """A request that Slipway does not make fails its test.
+
+    Source (read): CONTRIBUTING.md: a fake answers other requests with 501.
+    """
     with pytest.raises(HfHubHTTPError) as caught:
         next(iter(api(hub).list_models(author=OWNER)))
     assert caught.value.response.status_code == 501

@@ -231,4 +231,4 @@ def test_the_folder_of_another_batch_is_named(monkeypatch: pytest.MonkeyPatch, p
     made = SimpleNamespace(folder=table.folder)
     with pytest.raises(UserError) as raised:
         batch._on_this_machine(made, 1, 1.0, table, strict=False, as_json=False)  # type: ignore[arg-type]
-    assert raised.value.fix == f"rm -r {SCORED}.predictions, then the same command"
+    assert raised.value.fix == "--output bigquery:PROJECT.DATASET.TABLE of another table"
