@@ -98,7 +98,9 @@ CASES = {
     "images": Case(write_damaged, 3, {"features": {"image": "image", **LABEL}, "skip_corrupt": 0.05}),
     "records": Case(write_records, 2, {"features": {"x": "number", **LABEL}, "inputs": ["x"], "group_by": "column:x"}),
     "csv": Case(write_table, 8, {}, "regression"),
-    "parquet": Case(write_parquet, 5, {"group_by": "column:patient"}, "multilabel"),
+    "parquet": Case(
+        write_parquet, 5, {"group_by": "column:patient", "order_by": "column:size", "horizon": 3}, "multilabel"
+    ),
 }
 
 
