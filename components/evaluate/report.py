@@ -233,6 +233,8 @@ def gate_text(gate: GateSettings, *, has_champion: bool) -> str:
         parts.append(f"{'at least as good as' if gate.tested is None else 'better than'} the champion’s")
     if has_champion and gate.tested is not None:
         parts.append(f"significantly (p at most {gate.tested:g})")
+    elif has_champion and gate.significance == "auto" and gate.margin >= 0:
+        parts.append("significantly better on a test split that was used before")
     return ", ".join(parts)
 
 
