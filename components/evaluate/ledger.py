@@ -115,7 +115,7 @@ def ledger_of(data: Path, split: Split, hashes: NDArray[np.uint64] | None) -> Pa
 def read(folder: Path) -> Ledger:
     """Return the ledger in a folder, an empty one if it does not exist."""
     looks, problems, previous = [], [], ""
-    for path in sorted(folder.glob("[0-9]*.json")):
+    for path in _files(folder):
         content = path.read_bytes()
         look = _verified(content)
         if look is None:
@@ -126,6 +126,10 @@ def read(folder: Path) -> Ledger:
         looks.append(look)
         previous = hashlib.sha256(content).hexdigest()
     return Ledger(folder, looks, problems)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
 
 
 def _verified(content: bytes) -> Look | None:
@@ -150,7 +154,7 @@ def add(ledger: Ledger, *, run: str, model: str, metric: str, value: float, deci
     for _ in range(ATTEMPTS):
         if ledger.has(model):
             break
-        content = b"".join(path.read_bytes() for path in sorted(ledger.folder.glob("[0-9]*.json"))[-1:])
+        content = b"".join(path.read_bytes() for path in _files(ledger.folder)[-1:])
         look = Look(
             ledger.count + 1, datetime.now(UTC).isoformat(timespec="seconds"), _who(), run, model, metric, value,
             decision, hashlib.sha256(content).hexdigest() if content else "",
@@ -169,8 +173,12 @@ def add(ledger: Ledger, *, run: str, model: str, metric: str, value: float, deci
 
 def _write_new(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError:  # the disk is full
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _who() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import threading
 from pathlib import Path
 
@@ -119,6 +121,19 @@ def test_the_verdict_names_the_level_of_a_used_test_split():
     assert verdict(0.0005, Level(gate.AUTOMATIC, 10)).decision == "promote"
     assert verdict(0.04, Level(0.05, 2), significance=0.05).decision == "reject"
     assert verdict(0.04, None, significance=0.05).decision == "promote"
+
+
+def test_a_full_disk_leaves_no_half_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Full(io.FileIO):
+        def write(self, _: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    ledger._key()  # there is one
+    monkeypatch.setattr(os, "fdopen", lambda descriptor, mode: Full(descriptor, mode))
+    with pytest.raises(OSError, match="No space left"):
+        add(tmp_path, "one")
+    assert ledger.read(tmp_path).count == 0
+    assert not [*tmp_path.iterdir()]
 
 
 def test_lines_are_plain_envelopes(tmp_path: Path):
