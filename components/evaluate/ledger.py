@@ -14,6 +14,7 @@ import getpass
 import hashlib
 import json
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -172,13 +173,24 @@ def add(ledger: Ledger, *, run: str, model: str, metric: str, value: float, deci
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    """Create a file with its content at once, where files can be linked; otherwise, as on a mounted bucket, in turn.
+
+    Raises:
+        FileExistsError: It exists.
+        OSError: It cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-    except OSError:  # the disk is full
-        path.unlink(missing_ok=True)
-        raise
+        beside.write_bytes(content)
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            raise
+        except OSError:
+            with path.open("xb") as file:
+                file.write(content)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _who() -> str:

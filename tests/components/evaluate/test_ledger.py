@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -124,16 +123,26 @@ def test_the_verdict_names_the_level_of_a_used_test_split():
 
 
 def test_a_full_disk_leaves_no_half_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    class Full(io.FileIO):
-        def write(self, _: object) -> int:
-            raise OSError(28, "No space left on device")
+    def full(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
 
     ledger._key()  # there is one
-    monkeypatch.setattr(os, "fdopen", lambda descriptor, mode: Full(descriptor, mode))
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
         add(tmp_path, "one")
-    assert ledger.read(tmp_path).count == 0
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_system_without_links_has_lines_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for model in ("one", "two", "one"):
+        looks = add(tmp_path, model)
+    assert [look.model for look in looks.looks] == ["one", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
 
 
 def test_lines_are_plain_envelopes(tmp_path: Path):
