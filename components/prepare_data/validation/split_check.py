@@ -74,11 +74,11 @@ class SplitFinding:
 
     def as_dict(self) -> JsonObject:
         """Return what was measured, for programs."""
-        found = self.difference
+        measured = self.difference
         return {
-            "kind": self.kind, "name": self.name, "metric": self.metric, "flattering": found.first,
-            "honest": found.second, "difference": found.size, "interval": [found.low, found.high],
-            "examples": found.examples, "flatters": self.flatters, "fix": self.fix, "text": self.sentence,
+            "kind": self.kind, "name": self.name, "metric": self.metric, "flattering": measured.first,
+            "honest": measured.second, "difference": measured.size, "interval": [measured.low, measured.high],
+            "examples": measured.examples, "flatters": self.flatters, "fix": self.fix, "text": self.sentence,
         }  # fmt: skip
 
     @property
@@ -127,6 +127,8 @@ def check_split(
     if manifest.has_image and not (groups or times):
         return []
     sample = sample_of(examples, shards)
+    if not sample.inputs:  # of several values each
+        return []
     rows = _different(sample)
     if len(rows) < MIN_EXAMPLES:
         return []
@@ -187,12 +189,12 @@ class _Comparison:
     def _predict(self, distances: NDArray[np.float32], folds: Sequence[Fold]) -> Floats:
         return quick_model.predict(distances, self.sample.labels, self.sample.task, folds)
 
-    def _found(
+    def _finding(
         self, kind: Literal["group", "time", "input"], name: str, first: Floats, second: Floats, clusters: Integers,
         fix: str,
     ) -> SplitFinding:  # fmt: skip
-        found = quick_model.difference(self.sample.labels, self.sample.task, first, second, clusters)
-        return SplitFinding(kind, name, self.examples.metric, found, fix)
+        difference = quick_model.difference(self.sample.labels, self.sample.task, first, second, clusters)
+        return SplitFinding(kind, name, self.examples.metric, difference, fix)
 
     def of_groups(self, name: str, codes: Integers, fix: str) -> list[SplitFinding]:
         """Compare random folds with folds of whole groups, unless each group is in one split."""
@@ -200,7 +202,7 @@ class _Comparison:
         if len(np.unique(several[:, 0])) == len(several):
             return []
         together = self._predict(self._distances, quick_model.group_folds(codes))
-        return [self._found("group", name, self._at_random, together, codes, fix)]
+        return [self._finding("group", name, self._at_random, together, codes, fix)]
 
     def of_times(self, name: str, times: Floats, fix: str) -> list[SplitFinding]:
         """Compare random times with the past, unless the test split is the latest already."""
@@ -209,7 +211,7 @@ class _Comparison:
             return []
         past, anywhere = (self._predict(self._distances, folds) for folds in quick_model.forward_folds(times))
         chunks = np.argsort(np.argsort(times, kind="stable")) * TIME_CHUNKS // len(times)
-        return [self._found("time", name, anywhere, past, chunks, fix)]
+        return [self._finding("time", name, anywhere, past, chunks, fix)]
 
     def of_inputs(self, but: Collection[str]) -> list[SplitFinding]:
         """Compare the model with one without an input, for each that alone predicts well and is not in `but`."""
@@ -227,5 +229,5 @@ class _Comparison:
             without = self._predict(self.sample.distances(but=names.index(name)), folds)
             others = [manifest.sources[other] for other in manifest.all_inputs if other != name]
             fix = f"--set {shlex.quote(f'data.inputs={json.dumps(others, ensure_ascii=False)}')}"
-            findings.append(self._found("input", manifest.sources[name], self._at_random, without, rows, fix))
+            findings.append(self._finding("input", manifest.sources[name], self._at_random, without, rows, fix))
         return findings

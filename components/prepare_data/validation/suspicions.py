@@ -26,6 +26,7 @@ from slipway.components.prepare_data.validation.quick_model import (
     Sample,
     squared_distances,
 )
+from slipway.components.prepare_data.validation.thumbnails import PIXELS, SIDE, thumbnail
 from slipway.core.dates import PATTERNS
 from slipway.core.manifest import Input, Manifest
 
@@ -52,7 +53,6 @@ MIN_GROUP, MIN_GROUPS = 1.3, 8
 MAX_NEAR, NEIGHBORS, CHANCE = 0.6, 10, 0.02
 # The name of a file without its last number.
 SERIES = re.compile(r"^(.*?)[-_ .]*\d+[a-zA-Z]?$")
-THUMBNAIL = (16, 16)
 TEXT_COLUMNS = 32
 # The kinds of features that are compared.
 COMPARABLE = re.compile(r"number|integer|category|text|date(_...)?")
@@ -100,18 +100,34 @@ class Examples:
 
 
 def read_examples_of(shards: Mapping[str, Sequence[ShardFile]], manifest: Manifest) -> Examples:
-    """Read a sample of all splits, in proportion to their sizes."""
+    """Read a sample of all splits, in proportion to their sizes; of the features, those that all examples have."""
+    names = [name for name, kind in manifest.features.items() if COMPARABLE.fullmatch(kind)]
+    try:
+        columns, splits = _columns(shards, manifest, names)
+    except KeyError:  # records need not have a feature that is no input
+        columns, splits = _columns(shards, manifest, [name for name in names if name in manifest.inputs])
+    keys, labels = cast("list[bytes]", columns.pop("key")), np.array(columns.pop("label"), np.float64)
+    whole = {name: values for name, values in columns.items() if len(values) == len(keys)}
+    return Examples(manifest, keys, labels, np.array(splits), whole)
+
+
+def _columns(
+    shards: Mapping[str, Sequence[ShardFile]], manifest: Manifest, names: Sequence[str]
+) -> tuple[dict[str, list[Value]], list[int]]:
+    """Return the values of the keys, the labels and these features, and the index of each example's split.
+
+    Raises:
+        KeyError: An example does not have one of them.
+    """
     total = sum(split.examples for split in manifest.splits.values())
-    names = ["key", "label", *(name for name, kind in manifest.features.items() if COMPARABLE.fullmatch(kind))]
-    columns: dict[str, list[Value]] = {name: [] for name in names}
+    columns: dict[str, list[Value]] = {name: [] for name in ("key", "label", *names)}
     splits: list[int] = []
     for split, files in shards.items():
         count = -(-manifest.splits[split].examples * MAX_EXAMPLES // max(total, MAX_EXAMPLES))
-        for name, features in read_sample(files, names, count).items():
+        for name, features in read_sample(files, columns, count).items():
             columns[name] += all_values(features)
         splits += [SPLITS.index(split)] * (len(columns["key"]) - len(splits))
-    keys, labels = cast("list[bytes]", columns.pop("key")), np.array(columns.pop("label"), np.float64)
-    return Examples(manifest, keys, labels, np.array(splits), columns)
+    return columns, splits
 
 
 def sample_of(examples: Examples, shards: Mapping[str, Sequence[ShardFile]]) -> Sample:
@@ -143,15 +159,15 @@ def _thumbnails(shards: Mapping[str, Sequence[ShardFile]], examples: Examples) -
     """Return the examples' images as gray thumbnails, [examples, pixels]; of one that is not decodable, zeros."""
     from PIL import Image
 
-    result = np.zeros((len(examples.keys), math.prod(THUMBNAIL)))
+    result = np.zeros((len(examples.keys), PIXELS))
     row = 0
     for split, files in shards.items():
         count = int((examples.splits == SPLITS.index(split)).sum())
         for feature in read_sample(files, ["image"], count)["image"]:
             encoded = cast("bytes", values_of(feature)[0])
             with contextlib.suppress(OSError), Image.open(io.BytesIO(encoded)) as opened:
-                opened.draft("L", (2 * THUMBNAIL[0], 2 * THUMBNAIL[1]))
-                result[row] = np.asarray(opened.convert("L").resize(THUMBNAIL), np.float64).ravel()
+                opened.draft("L", (2 * SIDE, 2 * SIDE))
+                result[row] = np.frombuffer(thumbnail(opened), np.uint8)
             row += 1
     return result
 
@@ -179,7 +195,7 @@ def suspected_groups(examples: Examples, alike: Collection[Sequence[bytes]]) -> 
 
 def _names_groups(name: str, values: Sequence[Value]) -> bool:
     """Return whether a column's values are called, or written, like what several examples have in common."""
-    if isinstance(values[0], float) and any(value != int(value) for value in values if value == value):
+    if any(isinstance(value, float) and not (value.is_integer() or math.isnan(value)) for value in values):
         return False
     texts = [value for value in {*values} if isinstance(value, bytes) and value]
     if texts and any(re.fullmatch(pattern, texts[0].decode(errors="replace")) for pattern in PATTERNS.values()):
@@ -205,20 +221,20 @@ def suspected_times(examples: Examples) -> dict[str, Floats]:
     result = {}
     for name, values in examples.columns.items():
         source = examples.manifest.sources.get(name, name)
-        texts = [value if isinstance(value, bytes) else b"" for value in values]
-        times = np.array(values, np.float64) if not isinstance(values[0], bytes) else np.full(len(values), np.nan)
         if isinstance(values[0], bytes):
-            for order in PATTERNS:
-                times = input_scores.days(texts, order)
-                if not np.isnan(times).any():
-                    break
-        elif not TIME_WORD.fullmatch(_last_word(source)) and not (
-            DURATION_WORD.fullmatch(source.lower()) and len({*values}) > len(values) / 2
-        ):
-            continue
-        if not np.isnan(times).any() and len(np.unique(times)) >= MIN_TIMES:
+            candidates = [input_scores.days(values, order) for order in PATTERNS]
+        else:
+            candidates = [np.array(values, np.float64)] if _names_times(source, values) else []
+        times = next((times for times in candidates if not np.isnan(times).any()), np.zeros(0))
+        if len(np.unique(times)) >= MIN_TIMES:
             result[source] = times
     return result
+
+
+def _names_times(name: str, values: Sequence[Value]) -> bool:
+    """Return whether a column's numbers are called like times."""
+    is_time = DURATION_WORD.fullmatch(name.lower()) and len({*values}) > len(values) / 2
+    return bool(is_time or TIME_WORD.fullmatch(_last_word(name)))
 
 
 def nearly_equal(sample: Sample) -> Integers | None:

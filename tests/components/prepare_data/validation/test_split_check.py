@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from sklearn.metrics import r2_score, roc_auc_score
 
 from slipway.components.prepare_data.prepare import prepare
@@ -135,3 +136,34 @@ def test_folds_are_whole_and_forward_folds_learn_from_the_past():
     for folds in (past, anywhere):
         predicted = np.concatenate([rows for _, rows in folds])
         assert len(predicted) == len({*predicted.tolist()}) == 200
+
+
+@pytest.mark.parametrize("absent", ["missing", "empty"])
+def test_features_that_some_records_lack_are_not_compared(tmp_path: Path, make_settings: Make, absent: str):
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as file:
+        for number in range(200):
+            example = tf.train.Example()
+            example.features.feature["x"].float_list.value.append(RANDOM.normal())
+            example.features.feature["label"].int64_list.value.append(number % 2)
+            if number % 3:
+                example.features.feature["user_id"].bytes_list.value.append(b"u%d" % (number % 20))
+                example.features.feature["weight"].float_list.value.append(np.inf)
+            elif absent == "empty":
+                example.features.feature["user_id"].bytes_list.SetInParent()
+            file.write(example.SerializeToString())
+    kinds = {"x": "number", "user_id": "text", "weight": "number", "label": {"classes": 2}}
+    settings = make_settings(f"tfrecord:{tmp_path}/a.tfrecord", features=kinds, inputs=["x"])
+    assert prepare(settings, 1).manifest.notes == []
+
+
+def test_inputs_of_several_values_are_not_compared(tmp_path: Path, make_settings: Make):
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as file:
+        for number in range(200):
+            example = tf.train.Example()
+            example.features.feature["x"].float_list.value.extend(RANDOM.normal(size=3))
+            example.features.feature["target"].float_list.value.append(RANDOM.normal())
+            example.features.feature["user_id"].bytes_list.value.append(b"u%d" % (number % 20))
+            file.write(example.SerializeToString())
+    kinds = {"x": "number[3]", "user_id": "text", "target": "number"}
+    settings = make_settings(f"tfrecord:{tmp_path}/a.tfrecord", features=kinds, inputs=["x"], label="target")
+    assert prepare(settings, 1, task="regression").manifest.notes == []
