@@ -110,7 +110,7 @@ def evaluate(
         measurement = measure_on_split(settings, model, data, opponent)
     else:
         measurement = custom.measure(settings, model, data, opponent)
-    looks = looks_at(measurement)
+    looks = _looks_at(measurement)
     verdict = decide(
         measurement.settings.gate,
         measurement.model.metrics,
@@ -133,7 +133,7 @@ def evaluate(
     return Evaluation(**vars(measurement), verdict=verdict)
 
 
-def looks_at(measurement: Measurement) -> Ledger | None:
+def _looks_at(measurement: Measurement) -> Ledger | None:
     """Return the ledger of the test split on which a model was measured; None if Slipway did not measure it."""
     if measurement.manifest is None or not isinstance(measurement.data, Path):
         return None
@@ -207,7 +207,7 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
     models = [challenger, served] if served else [challenger]
     done, started = 0, time.monotonic()
     reported_at = started
-    for batch, answers in _predicted(data, description, split, settings.batch_size, models):
+    for batch, answers in _predicted(shards, description, settings.batch_size, models):
         unseen.update(batch)
         constant.update(batch.labels)
         for served_model, answer in zip(models, answers, strict=True):
@@ -327,9 +327,9 @@ class UnseenValues:
 
 
 def _predicted(
-    data: Path, description: Manifest, split: Split, batch_size: int, models: list[ServedModel]
+    shards: list[Path], description: Manifest, batch_size: int, models: list[ServedModel]
 ) -> Iterator[tuple[Batch, list[NDArray[np.float32]]]]:
-    """Yield each batch of the split, in order, with the answers of the models, which predict ahead in threads."""
+    """Yield each batch of the shards, in order, with the answers of the models, which predict ahead in threads."""
     small = description.decoded_bytes * batch_size <= SMALL_BATCH_BYTES
     threads = min(available_cores(), MAX_THREADS) if small else 1
     waiting: deque[tuple[Batch, list[Future[NDArray[np.float32]]]]] = deque()
@@ -339,7 +339,6 @@ def _predicted(
         return batch, [answer.result() for answer in answers]
 
     try:
-        shards = [locked.folder_of(data, SPLIT) / shard.file for shard in split.shards]
         for batch in batches(shards, description, batch_size):
             waiting.append((batch, [pool.submit(model.predict, batch) for model in models]))
             if len(waiting) > threads:

@@ -240,15 +240,16 @@ def _against_champion(
         )
     else:
         yield None, champion.basis
-        is_testable = champion.comparison is not None and champion.comparison.p_value is not None
-        largest = level.value if level and is_testable else gate.tested
+        if champion.comparison is None or champion.comparison.p_value is None:
+            level = None
+        largest = gate.tested if level is None else level.value
         ours = metrics if champion.ours is None else champion.ours
         yield _comparison(gate, ours[gate.name], champion, is_tested=largest is not None)
         if champion.comparison is not None:
             yield _significance(gate, champion.comparison, largest)
         elif gate.tested is not None:
             raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.tested)
-        if level and largest == level.value:
+        if level is not None:
             yield None, level.sentence
         if champion.unknown:
             yield None, f"The champion does not have {_listed(champion.unknown)}: it is wrong on such examples."

@@ -33,7 +33,7 @@ from slipway.core.values import JsonObject
 FOLDER = ".ledger"
 IDENTITY_DIGITS = 16
 PAYLOAD = "application/vnd.slipway.look+json"
-# The part of the level that all comparisons but the first share is spent on the n-th: 1 / n².
+# The part of the level that the first comparison spends; the n-th spends 1 / n² of that, and all together the level.
 SPENT = 6 / np.pi**2
 # The file of the private key, if it is not the user's.
 KEY_VARIABLE = "SLIPWAY_LEDGER_KEY"
@@ -63,11 +63,15 @@ class Look:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All looks at a test split, in order, and what is wrong with the files, in sentences."""
+    """All looks at a test split, in order, and what is wrong with the files, in sentences.
+
+    `digest` is the SHA-256 of the last file, "" if there is none.
+    """
 
     folder: Path
     looks: Sequence[Look]
     problems: Sequence[str]
+    digest: str
 
     def as_dict(self) -> JsonObject:
         """Return the ledger for programs."""
@@ -116,7 +120,7 @@ def ledger_of(data: Path, split: Split, hashes: NDArray[np.uint64] | None) -> Pa
 def read(folder: Path) -> Ledger:
     """Return the ledger in a folder, an empty one if it does not exist."""
     looks, problems, previous = [], [], ""
-    for path in _files(folder):
+    for path in sorted(path for path in folder.glob("*.json") if path.stem.isdecimal()):
         content = path.read_bytes()
         look = _verified(content)
         if look is None:
@@ -126,11 +130,7 @@ def read(folder: Path) -> Ledger:
             problems.append(f"The ledger of this test split was changed: what was before {path} was removed.")
         looks.append(look)
         previous = hashlib.sha256(content).hexdigest()
-    return Ledger(folder, looks, problems)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
+    return Ledger(folder, looks, problems, previous)
 
 
 def _verified(content: bytes) -> Look | None:
@@ -155,10 +155,9 @@ def add(ledger: Ledger, *, run: str, model: str, metric: str, value: float, deci
     for _ in range(ATTEMPTS):
         if ledger.has(model):
             break
-        content = b"".join(path.read_bytes() for path in _files(ledger.folder)[-1:])
         look = Look(
             ledger.count + 1, datetime.now(UTC).isoformat(timespec="seconds"), _who(), run, model, metric, value,
-            decision, hashlib.sha256(content).hexdigest() if content else "",
+            decision, ledger.digest,
         )  # fmt: skip
         described = {name: entry for name, entry in asdict(look).items() if name != "author"}
         payload = json.dumps(described, sort_keys=True).encode()

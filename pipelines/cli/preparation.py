@@ -146,17 +146,17 @@ def show_ledger(
     folder = local_path(store).expanduser().absolute() / ledger.FOLDER
     ledgers = [ledger.read(path) for path in sorted(folder.glob("*"))]
     if as_json:
-        print_json([found.as_dict() for found in ledgers])
-    for found in () if as_json else ledgers:
-        console.print(f"test split {found.folder.name}: {found.count} models", markup=False)
-        for look in found.looks:
+        print_json([test_split.as_dict() for test_split in ledgers])
+    for test_split in () if as_json else ledgers:
+        console.print(f"test split {test_split.folder.name}: {test_split.count} models", markup=False)
+        for look in test_split.looks:
             about = (look.when, look.run or "no run", f"{look.metric} {number(look.value)}", look.decision, look.who)
             console.print(f"{look.number:>4}  {'  '.join(about)}", markup=False)
-        for problem in found.problems:
+        for problem in test_split.problems:
             console.print(problem, markup=False)
     if not ledgers and not as_json:
         console.print(f"No model was evaluated on a test split of {store} yet.", markup=False)
-    if any(found.problems for found in ledgers):
+    if any(test_split.problems for test_split in ledgers):
         raise typer.Exit(EXIT_FAILED)
 
 
