@@ -32,6 +32,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.notification.extension": ("notify",),
     "slipway.pipelines.tracking.extension": ("track",),
     "slipway.pipelines.comparison.extension": (),
+    "slipway.pipelines.bill.extension": (),
     "slipway.pipelines.cleaning.extension": (),
     "slipway.pipelines.migrate.extension": (),
     "slipway.pipelines.platforms.vertex.extension": ("deploy", "vertex"),

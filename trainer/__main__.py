@@ -47,6 +47,7 @@ from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import full_disk, of_library, storage_unavailable
+from slipway.trainer.metrics.attempt import ENDING, EXPORT, IMPORTING, MACHINES, Attempt
 from slipway.trainer.metrics.history import Metrics, Record
 from slipway.trainer.metrics.summary import better_epoch, table
 from slipway.trainer.tasks import TASKS
@@ -114,6 +115,7 @@ def _work(config: str, stop: StopRequest) -> None:
     if cluster.on_this_machine > 1:
         cores.take_part(cluster.local_rank, cluster.on_this_machine)
         logger.info("cores of this process: %d, because it shares the machine", cores.available_cores())
+    attempt = Attempt(where.logs if cluster.is_chief else None)
     events.phase("checking the shards")
     verify(assignment)
     events.phase(f"loading {ENGINES[job.train.engine].libraries}")
@@ -121,9 +123,11 @@ def _work(config: str, stop: StopRequest) -> None:
     if watch is None:
         if cluster.world_size > 1:
             events.phase(f"waiting for all {cluster.world_size} replicas")
+        attempt.begin(MACHINES)
         watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
+        attempt.begin(IMPORTING)
     try:
-        engine = _train(job, where, cluster, assignment, stop, watch)
+        engine = _train(job, where, cluster, assignment, stop, watch, attempt)
     except PeerLost as error:
         watch.give_up(str(error))
         raise
@@ -135,6 +139,7 @@ def _work(config: str, stop: StopRequest) -> None:
         with stop.deferred():  # the others are at the same point: none may leave before all have
             watch.close()
         raise
+    attempt.begin(ENDING)
     with stop.deferred():  # all replicas are done: stop requests and lost replicas no longer matter
         watch.finish()
         # Everything is saved: a library that waits for a lost connection must not keep the process from ending.
@@ -194,6 +199,7 @@ def _train(
     assignment: ShardAssignment,
     stop: StopRequest,
     watch: rendezvous.Watch,
+    attempt: Attempt,
 ) -> Engine:
     from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
@@ -229,10 +235,12 @@ def _train(
     trainer = loop.Trainer(
         job=job, task=task, cluster=cluster, engine=engine, training_data=training, validation_data=validation,
         checkpoints=checkpoints, identity=origin, metrics=metrics, stop=stop, progress=progress, best=best, watch=watch,
+        attempt=attempt,
     )  # fmt: skip
     began = progress.step
     trainer.train()
     seconds = trainer.spent.by_activity()
+    attempt.begin(EXPORT)
     steps = weights_step = progress.step
     best_step = progress.selection.best_step
     if best and best_step not in (0, steps):

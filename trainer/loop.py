@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway.core import events
+from slipway.core import events, idle
 from slipway.core.formatting import number
 from slipway.core.manifest import TaskName
 from slipway.trainer import hyperparameters
@@ -27,6 +27,7 @@ from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequ
 from slipway.trainer.engines.base import Engine, OutOfMemory, Work
 from slipway.trainer.failures import check_finite, check_measured, too_large
 from slipway.trainer.metrics import spent
+from slipway.trainer.metrics.attempt import Attempt
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.report import PROGRESS_SECONDS, StepReport
 from slipway.trainer.metrics.speed import Speed
@@ -48,6 +49,7 @@ class Trainer:
     Attributes:
         metrics: The history; None on all replicas but the chief.
         best: Stores the best weights if those are to be exported.
+        attempt: The seconds of this process by activity, which are those of the training loop while it runs.
         spent: The seconds of the training by activity.
         waits: The seconds that each replica has waited for input.
     """
@@ -65,6 +67,7 @@ class Trainer:
     progress: Progress
     best: BestWeights | None = None
     watch: Watch = field(default_factory=lambda: Watch({}))
+    attempt: Attempt = field(default_factory=lambda: Attempt(None))
     spent: spent.Spent = field(default_factory=spent.Spent, init=False)
     waits: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -98,6 +101,7 @@ class Trainer:
             UserError: The loss is no longer a finite number, or a step does not fit into a device's memory.
             SystemExit: With status 143 after a stop request; a checkpoint is saved first.
         """
+        self.attempt.begin_loop(self._step, self.spent)
         with self.stop.deferred():
             try:
                 if self._step < self._stage.end:
@@ -109,6 +113,7 @@ class Trainer:
                 if self.metrics:
                     self.metrics.flush()
                 self.saving.wait()
+                self.attempt.write(spent.CHECKPOINTS, self._step)
 
     def _run(self) -> None:
         """Run steps, validations and saves. An epoch is saved before its validation, which may take long; a run that
@@ -121,14 +126,18 @@ class Trainer:
                 return
             stop, save, count = self._agree()
             if stop or save:
-                self.saving.save()
+                self._save()
             if stop:
                 self._end_together()
             if self._step == self._stage.end:  # not earlier: a checkpoint of this step has the old stage's optimizer
                 self._begin_next_stage()
             self._call(count)
             if ends_epoch(self._plan, self._step) or self.saving.is_due(self._step):
-                self.saving.save()
+                self._save()
+
+    def _save(self) -> None:
+        self.saving.save()
+        self.attempt.saved(self._step)
 
     def _begin_next_stage(self) -> None:
         self.engine.begin(self._step)
@@ -190,7 +199,8 @@ class Trainer:
         return count if rate is None else max(1, min(count, int(rate * CALL_SECONDS)))
 
     def _call(self, count: int) -> None:
-        started = time.perf_counter()
+        started, activity = time.perf_counter(), spent.STEPS if self._is_warm else spent.COMPILING
+        self.attempt.write(activity, self._step)
         rates = hyperparameters.rates(self.job.train, self._plan, self._step, count)
         if not self._is_warm:
             events.phase("compiling the training step")
@@ -201,8 +211,11 @@ class Trainer:
                 metrics = self.engine.run(self.training_data, self._step, rates)
         except OutOfMemory as error:
             raise too_large(error, self.job, self._work.devices) from None
+        except Exception:
+            self.spent.add(activity, time.perf_counter() - started)
+            raise
         seconds, waited = time.perf_counter() - started, metrics.waited or 0.0
-        self.spent.add(spent.STEPS if self._is_warm else spent.COMPILING, seconds - waited)
+        self.spent.add(activity, seconds - waited)
         self.spent.add(spent.INPUT, waited)
         self._waited += waited
         if self._is_warm:
@@ -211,6 +224,7 @@ class Trainer:
         self._is_warm = True
         check_finite(metrics, self._step, self.job)
         self._report.add(metrics, rates, self._work)
+        idle.sign(f"step {self._step}")
         self._report.show(metrics)
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
@@ -227,6 +241,7 @@ class Trainer:
         if self.validation_data is not None:
             if self._validation_seconds > PROGRESS_SECONDS:
                 self._report.show_phase("validating")
+            self.attempt.write(spent.VALIDATION, self._step)
             started = time.monotonic()
             with self.stop.at_once(), self.spent.on(spent.VALIDATION):
                 measured = self.engine.evaluate(self.validation_data)

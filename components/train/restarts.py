@@ -15,6 +15,7 @@ from typing import Protocol, TextIO, TypeVar
 
 from slipway.components.step import WorkFailed, raise_if_terminated
 from slipway.core import events, exit_codes
+from slipway.core.atomic import append_line
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.memory import MemoryKills
 from slipway.core.supervision import POLL_SECONDS, write_line
@@ -23,6 +24,8 @@ from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.rendezvous import PEER_SECONDS_VARIABLE
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
+# When the replicas of each attempt started and ended, in the folder of the history.
+REPLICAS_FILE = "replicas.jsonl"
 MAX_MESSAGE_LINES = 12
 MAX_BACKOFF_SECONDS = 60.0
 # Printed by a replica that ends because of another one, with the time of the first sign; see rendezvous.py.
@@ -121,6 +124,14 @@ class Restarts:
         self.done.append(Restart(name, how, now, step, seconds))
         return self.done[-1]
 
+    def note(self, event: str) -> None:
+        """Note when the replicas have started or ended, and after how many restarts, beside the history."""
+        with contextlib.suppress(OSError):  # a full disk does not end the training
+            folder = self._checkpoints.parent / "logs"
+            folder.mkdir(parents=True, exist_ok=True)
+            record = {"event": event, "restarts": len(self.done), "time": time.time()}
+            append_line(folder / REPLICAS_FILE, json.dumps(record))
+
     def describe(self, restart: Restart) -> str:
         """Return a one-line message about a restart."""
         kept = self._checkpoints.is_dir() and any(self._checkpoints.iterdir())
@@ -153,7 +164,11 @@ def run_to_the_end(
         WorkFailed: A replica failed, or was killed too often, or the replicas' weights differ.
     """
     while True:
-        workers, failed = attempt()
+        policy.note("started")
+        try:
+            workers, failed = attempt()
+        finally:
+            policy.note("ended")
         if not failed:
             check_same_weights(workers)
             return policy.done

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slipway.core import idle
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Work
@@ -18,6 +19,8 @@ FILE_NAME = "spent.json"
 STEPS, INPUT, COMPILING = "steps", "waiting for input", "compiling"
 REPLICAS, VALIDATION = "waiting for other replicas", "validation"
 CHECKPOINTS, FUNCTION, OTHER = "checkpoints", "on_epoch_end", "other"
+# They may last without using the CPU of this machine.
+_LONG = (VALIDATION, CHECKPOINTS)
 # An activity that took less, in seconds or of the whole, is not worth a change.
 _WORTH_SECONDS = 2.0
 _WORTH = 0.15
@@ -30,29 +33,32 @@ _VALIDATION = 0.15
 
 
 class Spent:
-    """A stopwatch for each activity of a training, of this process."""
+    """A stopwatch for each activity of a training, of this process. `seconds` are those measured so far."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self._started = time.perf_counter()
 
     def add(self, activity: str, seconds: float) -> None:
         """Add seconds to an activity."""
-        self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
 
     @contextlib.contextmanager
     def on(self, activity: str) -> Iterator[None]:
         """Add the duration of the context to an activity."""
         started = time.perf_counter()
+        if activity in _LONG:
+            idle.sign(activity, busy=True)
         try:
             yield
         finally:
             self.add(activity, time.perf_counter() - started)
+            idle.sign(activity)
 
     def by_activity(self) -> dict[str, float]:
         """Return the seconds since the beginning by activity, the longest first; they sum to the whole."""
-        other = time.perf_counter() - self._started - sum(self._seconds.values())
-        seconds = {**self._seconds, OTHER: max(other, 0.0)}
+        other = time.perf_counter() - self._started - sum(self.seconds.values())
+        seconds = {**self.seconds, OTHER: max(other, 0.0)}
         return {name: round(seconds[name], 3) for name in sorted(seconds, key=lambda name: -seconds[name])}
 
 
