@@ -12,7 +12,7 @@ from slipway.core import dataclass_json
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.bill.seconds import LOST, Attempt, Seconds, by_activity, periods_of
+from slipway.pipelines.bill.seconds import LOST, UNNAMED, Attempt, Seconds, by_activity, periods_of
 from slipway.pipelines.comparison import diagnosis
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.hardware.prices import Bill as Price
@@ -26,6 +26,8 @@ from slipway.trainer.metrics.attempt import FOLDER
 _MORE_OFTEN = 10
 # What saves less, in seconds or of the whole, is not worth a change; as in trainer.metrics.spent.
 _WORTH_SECONDS, _WORTH = 2.0, 0.15
+# Rows with less are in the JSON only.
+_SHOWN_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,12 @@ class Bill:
         """Return it for machines."""
         seconds = self.seconds
         rows = [
-            {"activity": name, "seconds": value, "fraction": round(value / seconds.total, 4), "dollars": self.cost(value)}
+            {
+                "activity": name,
+                "seconds": value,
+                "fraction": round(value / seconds.total, 4),
+                "dollars": self.cost(value),
+            }
             for name, value in seconds.rows.items()
         ]
         return {
@@ -79,20 +86,21 @@ class Bill:
     def lines(self) -> Iterator[str]:
         """Yield the lines of output."""
         seconds, is_paid = self.seconds, self.price is not None
-        for name, value in [*seconds.rows.items(), ("together", seconds.total)]:
+        shown = [(name, value) for name, value in seconds.rows.items() if value >= _SHOWN_SECONDS or name == UNNAMED]
+        for name, value in [*shown, ("together", seconds.total)]:
             cost = self.cost(value)
             amount = "" if not is_paid else f"  {'not known' if cost is None else dollars(cost):>9}"
             steps = f"  {seconds.lost_steps:,} steps" if name == LOST else ""
             yield f"{name:<28}{value:>10,.1f} s{value / max(seconds.total, 1e-9):>8.1%}{amount}{steps}"
         if seconds.unpaid:
             yield f"{'waiting in a queue, not paid':<28}{seconds.unpaid:>10,.1f} s"
-        if is_paid:
-            assert self.price is not None
-            yield f"by list prices of {self.price.date}" + (f", without {self.price.without}" * bool(self.price.without))
+        if self.price is not None:
+            without = f", without {self.price.without}" if self.price.without else ""
+            yield f"by list prices of {self.price.date}{without}"
         if (saving := self.saving) is not None:
-            saved = f"{saving.seconds:,.1f} s" if saving.seconds else ""
-            cost = f"{dollars(saving.dollars)}" if saving.dollars is not None else ""
-            yield f"would have saved most, about {' or '.join(filter(None, (saved, cost)))}: {saving.change}"
+            saved = [f"{saving.seconds:,.1f} s"] if saving.seconds else []
+            saved += [] if saving.dollars is None else [dollars(saving.dollars)]
+            yield f"would have saved most, about {' or '.join(saved)}: {saving.change}"
 
 
 def of_run(row: Row) -> Bill:
@@ -102,7 +110,9 @@ def of_run(row: Row) -> Bill:
         UserError: It has not trained, has not ended, or was a search.
     """
     record, folder = row.record, row.folder
-    logs = next((path for path in (folder.path / "train" / "logs", folder.path) if (path / REPLICAS_FILE).is_file()), None)
+    logs = next(
+        (path for path in (folder.path / "train" / "logs", folder.path) if (path / REPLICAS_FILE).is_file()), None
+    )
     if record.status == "running" or record.searches or logs is None:
         reason = "it is still running" if record.status == "running" else "no replica has recorded its time"
         raise UserError(
@@ -136,7 +146,9 @@ def _savings(row: Row, config: RunConfig, seconds: Seconds) -> Iterator[Saving]:
     less = seconds.rows.get(LOST, 0.0) * (1 - 1 / _MORE_OFTEN)
     less -= seconds.rows.get(spent.CHECKPOINTS, 0.0) * (_MORE_OFTEN - 1)
     if less >= worth and settings.every_seconds is not None:
-        yield Saving(f"--set train.checkpoint.every_seconds={settings.every_seconds / _MORE_OFTEN:g}", round(less, 1), None)
+        yield Saving(
+            f"--set train.checkpoint.every_seconds={settings.every_seconds / _MORE_OFTEN:g}", round(less, 1), None
+        )
     try:
         diagnosed = diagnosis.of_run(row)
     except UserError:  # killed before its end, or a custom program

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
+
 from slipway.pipelines.options import Json, Run
-from slipway.pipelines.terminal import print_json, say, user_errors
+from slipway.pipelines.terminal import console, print_json, user_errors
 
 
 @user_errors
@@ -18,4 +20,4 @@ def bill(run_id: Run = "latest", as_json: Json = False) -> None:
         print_json(charged.as_dict())
         return
     for line in charged.lines():
-        say(line)
+        console.print(escape(line))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,7 @@ from slipway.trainer.metrics import attempt, spent
 
 STARTING = "starting replicas"
 LOST = "steps lost to restarts"
-PROGRAM = "custom program"
+PROGRAM = "training program"
 IDLE = "idle between restarts"
 UNNAMED = "not named"
 # The rows of a bill in their order.
@@ -103,7 +103,7 @@ def by_activity(
     """
     ordered = sorted(attempts, key=lambda record: record.started)
     periods = _ended(ordered, periods or [Period(record.started, math.inf) for record in ordered])
-    rows: Counter[str] = Counter()
+    rows: defaultdict[str, float] = defaultdict(float)
     lost_steps = losses = 0
     idle, before = 0.0, math.inf
     for period, inside in zip(periods, _by_period(ordered, periods), strict=True):
@@ -113,7 +113,8 @@ def by_activity(
             rows[IDLE if number else STARTING] += max(0.0, record.started - cursor)
             cursor = record.time if number < len(inside) - 1 else period.end
             steps, seconds = _split(record, cursor - record.time, _kept(record, ordered, has_finished=has_finished))
-            rows.update(seconds)
+            for name, value in seconds.items():
+                rows[name] += value
             lost_steps, losses = lost_steps + steps, losses + bool(steps)
         if not inside:
             rows[STARTING if ordered else PROGRAM] += period.end - period.start
@@ -153,7 +154,7 @@ def _kept(record: Attempt, ordered: Sequence[Attempt], *, has_finished: bool) ->
 
 def _split(record: Attempt, rest: float, kept: int) -> tuple[int, dict[str, float]]:
     """Return the steps of an attempt that were lost, and its seconds by activity with `rest` after its last record."""
-    seconds = Counter(record.seconds)
+    seconds = defaultdict(float, record.seconds)
     seconds[record.activity] += max(0.0, rest)
     lost = record.step - max(kept, record.resumed) if record.resumed is not None else 0
     if lost <= 0 or record.resumed is None:

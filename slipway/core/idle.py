@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import time
+from pathlib import Path
 
 SIGNS_VARIABLE = "SLIPWAY_SIGNS_FILE"
 # Signs of the same kind are not written more often.
@@ -25,5 +26,5 @@ def sign(text: str, *, busy: bool = False) -> None:
         return
     _last.clear()  # a sign of the other kind is always written
     _last[busy] = now
-    with contextlib.suppress(OSError), open(path, "r+") as file:
+    with contextlib.suppress(OSError), Path(path).open("r+") as file:
         file.write(json.dumps({"time": now, "text": text, "busy": busy}).ljust(200))

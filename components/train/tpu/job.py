@@ -165,7 +165,12 @@ class _Job:
         if dataset is not None:
             self.copy_data(dataset)
         while True:
-            lost = self.request() or self.watch()
+            policy.note("created")
+            lost = self.request()
+            if lost is None:
+                policy.note("started")
+                lost = self.watch()
+            policy.note("ended")
             failed = [host for host in self.hosts if host.status > 0]
             if lost is None and not failed:
                 return

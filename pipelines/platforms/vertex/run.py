@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -18,7 +19,9 @@ from slipway.components.cloud.refusals import answers_ignored, refusal
 from slipway.components.cloud.retries import is_logged_out, is_transient, paced, retried, status_of
 from slipway.components.page import completed
 from slipway.components.step import WorkFailed
+from slipway.components.train.restarts import REPLICAS_FILE
 from slipway.components.train.tuning import SearchSettings
+from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.hardware.prices import Bill, of_machine, vertex_bill
@@ -44,6 +47,7 @@ from slipway.pipelines.runs.record import (
 )
 from slipway.pipelines.table import STEPS, step_of
 from slipway.pipelines.tuning.search import settings_of
+from slipway.trainer.metrics.attempt import FOLDER as ATTEMPTS
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
 if TYPE_CHECKING:
@@ -432,7 +436,11 @@ class VertexRun:
             if record.error.moves:
                 self._refused(record, record.error, job)
         # From here on, nothing fails: only what is complete is stored.
-        record.add_cost(self.bill, self._training_seconds(job), self._step_costs(record))
+        times = self._training_times(job)
+        seconds = sum((ended - started).total_seconds() for _, started, ended in times)
+        record.add_cost(self.bill, seconds, self._step_costs(record))
+        with contextlib.suppress(OSError):
+            self._keep_attempts(times)
         evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
         report = evaluated.get("report")
         if report and record.report is None:
@@ -474,22 +482,34 @@ class VertexRun:
         then = f"to continue on {self.others[0]}" if self.others else f"later, from {title_of(self.candidates[0])} on"
         error.fix = f"slipway run --resume {record.run_id}, {then}"
 
-    def _training_seconds(self, job: PipelineJob) -> float:
-        """Return how long the machines of the custom job ran; 0 if that is not known, or none was created."""
+    def _training_times(self, job: PipelineJob) -> list[tuple[datetime, datetime, datetime]]:
+        """Return when the custom job, or each trial's, was created, started and ended; [] if that is not known."""
         task = next((task for task in job.job_detail.task_details if task.task_name in TRAINING), None)
         with answers_ignored():  # an estimate is not what decides about the run
             for name in custom_jobs(task)[:1] if task else ():
                 jobs = self.connection.jobs
                 read = jobs.get_hyperparameter_tuning_job if is_search(name) else jobs.get_custom_job
-                custom_job = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
-                trainings = custom_job.trials if is_search(name) else [custom_job]
-                times = [
-                    training.end_time - training.start_time
-                    for training in trainings
+                found = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
+                return [
+                    (found.create_time, training.start_time, training.end_time)
+                    for training in (found.trials if is_search(name) else [found])
                     if training.start_time and training.end_time
                 ]
-                return sum(time.total_seconds() for time in times)
-        return 0.0
+        return []
+
+    def _keep_attempts(self, times: list[tuple[datetime, datetime, datetime]]) -> None:
+        """Add to the run's folder when the replicas ran, and what the trainer recorded of its time in the bucket."""
+        for moments in times:
+            for event, moment in zip(("created", "started", "ended"), moments, strict=True):
+                record = {"event": event, "restarts": 0, "time": moment.timestamp()}
+                append_line(self.folder.path / REPLICAS_FILE, json.dumps(record))
+        bucket, _, parent = vertex_of(self.config).bucket.removeprefix("gs://").partition("/")
+        prefix = "/".join(filter(None, (parent, "runs", self.folder.run_id, "logs", ATTEMPTS, "")))
+        with answers_ignored():
+            blobs = retried(lambda: list(self.connection.storage.list_blobs(bucket, prefix=prefix)))
+            (self.folder.path / ATTEMPTS).mkdir(exist_ok=True)
+            for blob in blobs:
+                self._download(f"gs://{bucket}/{blob.name}", self.folder.path / ATTEMPTS / Path(blob.name).name)
 
     def _download(self, uri: str | None, file: Path) -> bool:
         """Copy an object to a file; return whether that succeeded."""
