@@ -98,7 +98,7 @@ def test_the_lost_steps_of_a_killed_replica_are_those_after_the_checkpoint(folde
     killed, resumed = Counter((folder / "calls").read_text().split()).values()
     besides = resumed - (STEPS - restart["step"])  # calls of a process that are no steps
     assert values["lost_steps"] == killed - besides - 1 - restart["step"] > 0
-    assert rows[LOST] == pytest.approx(0.05 * (values["lost_steps"] + 1), rel=0.5)
+    assert 0.05 * values["lost_steps"] < rows[LOST] < 2.0  # with the validation that is repeated
     assert rows[IDLE] >= restart["waited_seconds"]
     assert values["named"] >= 0.95
 
@@ -156,13 +156,13 @@ def row(folder: Path, hardware: str, status: str = "succeeded") -> Row:
 
 
 def test_each_row_has_its_price_and_the_largest_saving_is_named(tmp_path: Path) -> None:
-    values = bill.of_run(row(tmp_path, "l4x1")).as_dict()
+    values = bill.of_run(row(tmp_path, "l4x1+spot")).as_dict()
     assert values["unpaid_seconds"] == 600.0
     assert values["dollars"] > 0
     assert values["dollars"] == pytest.approx(sum(part["dollars"] for part in values["rows"]), abs=0.001)
     assert values["saving"]["change"] == "--set train.checkpoint.every_seconds=6"
     assert values["saving"]["seconds"] == pytest.approx(1080.0)
-    text = "\n".join(bill.of_run(row(tmp_path / "text", "l4x1")).lines())
+    text = "\n".join(bill.of_run(row(tmp_path / "text", "l4x1+spot")).lines())
     assert re.search(r"steps lost to restarts +1,200.0 s +66.7% +\$\d\.\d\d +100 steps", text)
     assert "waiting in a queue, not paid" in text
     assert re.search(r"would have saved most, about 1,080.0 s or \$0\.\d\d: --set train", text)
