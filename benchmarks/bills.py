@@ -74,16 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in range(options.runs):
             run = disturbed(Path(folder) / str(number), chance)
             runs.append(run)
-            kills = ", ".join(f"{count} {name}" for name, count in run.kills.items())
-            print(
-                f"{number:3} {run.hardware:6} {'slow ' * run.slow}{run.bill['seconds']:6.1f} s, kills: {kills or 'none'}, "
-                f"lost {run.bill['lost_steps']} steps, named {run.bill['named']:.1%}",
-                flush=True,
-            )
+            causes = ", ".join(f"{count} {name}" for name, count in run.kills.items())
+            title = f"{number:3} {run.hardware:6} {'slow' * run.slow:4} {run.bill['seconds']:6.1f} s"
+            lost = f"lost {run.bill['lost_steps']} steps, named {run.bill['named']:.1%}"
+            print(f"{title}, kills: {causes or 'none'}, {lost}", flush=True)
     named = [run.bill["named"] for run in runs]
-    lost = sum(run.bill["lost_steps"] > 0 for run in runs)
+    kills, losses = sum(run.kills.total() for run in runs), sum(run.bill["lost_steps"] > 0 for run in runs)
     print(
-        f"{len(runs)} runs, {sum(map(lambda run: run.kills.total(), runs))} kills, {lost} runs lost steps; named: "
+        f"{len(runs)} runs, {kills} kills, {losses} runs lost steps; named: "
         f"min {min(named):.1%}, median {statistics.median(named):.1%}"
     )
 

@@ -86,7 +86,7 @@ def _train(
         uri=uri,
         train=section("train", platform.training(config), config, parameters),
         model=config.model,
-        worker_pools=config.training_hardware.worker_pools(),
+        worker_pools=config.worker_pools(),
         devices=config.training_hardware.accelerators_per_replica,
         memory=platform.memory,
         hosts=config.training_hardware.machines_per_replica,

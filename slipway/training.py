@@ -40,7 +40,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
-from slipway.core import errors, events
+from slipway.core import errors, events, idle
 from slipway.core import manifest as manifests
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
@@ -268,6 +268,7 @@ def report(
         atexit.register(_save_history)
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     _program.metrics.write(kind, step, epoch, **finite)
+    idle.sign(f"the report of step {step}")
     _program.total = total or _program.total
     _program.step = step
     now = time.monotonic()
@@ -330,9 +331,11 @@ def export(
 
     prepared = _prepared(data(), "class names and an image size for the serving signature")
     folder = output_paths(os.environ).model
+    idle.sign("the export", busy=True)
     digest = export_custom(
         folder, model, *prepared, scale, from_logits=from_logits, steps=_program.step, threshold=threshold
     )
+    idle.sign("the export")
     _save_history()
     print(f"model written to {folder}, weights checksum {digest}", flush=True)
 

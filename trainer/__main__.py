@@ -38,6 +38,7 @@ from slipway.trainer.data.assignment import ShardAssignment, refuse_empty, verif
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.idle import watch_for_idleness
 from slipway.trainer.distributed.signals import Stopped, StopRequest
 from slipway.trainer.distributed.steps import StepsOfProcesses
 from slipway.trainer.distributed.verification import verify_machine
@@ -126,6 +127,7 @@ def _work(config: str, stop: StopRequest) -> None:
         attempt.begin(MACHINES)
         watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
         attempt.begin(IMPORTING)
+    watch_for_idleness(cluster, watch)
     try:
         engine = _train(job, where, cluster, assignment, stop, watch, attempt)
     except PeerLost as error:
@@ -184,6 +186,7 @@ def _train_in_processes(
         refuse_empty(ShardAssignment(assignment.folder, assignment.manifest, rank, workers))
     with StepsOfProcesses(count) as steps:
         watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ), steps)
+        watch_for_idleness(cluster, watch, root=False)
         with stop.deferred():
             status = processes.run(config, job, cluster, count, stop)
             if status in (0, STOPPED):  # otherwise the other replicas would consider this one lost

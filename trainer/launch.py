@@ -22,10 +22,12 @@ from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, TRY_AGAIN, UNAVAILABLE, can_restart, leave, reported
+from slipway.core.idle import IDLE_VARIABLE
 from slipway.core.paths import OUTPUT_VARIABLES
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE, first_gpus
+from slipway.trainer.distributed.idle import IdleCheck
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
 from slipway.trainer.distributed.verification import verify_program
 
@@ -88,6 +90,9 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
     watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     events.phase("running the training program")
+    errors: list[UserError] = []
+    if seconds := os.environ.pop(IDLE_VARIABLE, None):  # the program is part of the replica
+        IdleCheck(float(seconds), cluster, watch, errors.append, root=False)
 
     # Each replica is a machine for its program, as in the cloud, also where they are on one.
     os.environ |= own_gpus(os.environ, cluster)
@@ -98,10 +103,12 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
         joined.check()
         if stop.requested:
             watch.finish()  # the others may leave while this program saves
-        return stop.requested
+        return stop.requested or bool(errors)
 
     with stop.deferred():
         status = processes.supervise(program, machine, number, stop_requested, None)
+        if errors:
+            raise errors[0]
         if stop.requested:
             logger.info("%s: so was the program, which ended with exit code %d", ASKED_TO_STOP, status)
         if not status:

@@ -114,10 +114,12 @@ def _with_container(
         container = {**container, "env": [*container.get("env", []), {"name": METRIC_VARIABLE, "value": metric}]}
     if image := train.image or image:
         container = {**container, "image_uri": image}
-    return [
-        {**pool, "container_spec": _on_machine(pool, container, train, hosts, devices)} if pool else {}
-        for pool in pools
-    ]
+    specs: list[WorkerPool] = []
+    for pool in pools:
+        added = pool.get("container_spec", {}).get("env", [])
+        whole: Container = {**container, "env": [*container.get("env", []), *added]} if added else container
+        specs.append({**pool, "container_spec": _on_machine(pool, whole, train, hosts, devices)} if pool else {})
+    return specs
 
 
 def _on_machine(pool: WorkerPool, container: Container, train: TrainSettings, hosts: int, devices: int) -> Container:

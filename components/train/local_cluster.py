@@ -17,6 +17,7 @@ from slipway.components.worker_pools import Replica, WorkerPool, cluster_environ
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.forking import can_run
+from slipway.core.idle import IDLE_VARIABLE
 from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
@@ -25,6 +26,8 @@ from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE, VIRTUAL_DEVICES_VARIABLE, first_gpus
 
 TRAINER = "slipway.trainer"  # the module in the command of Slipway's own trainer, which reports its progress itself
+# Variables of a container that no interpreter reads at its start; a replica does not inherit them.
+OF_CONTAINER = frozenset({DATA_VARIABLE, PLANNED_VARIABLE, IDLE_VARIABLE})
 MAX_SHOWN = 1000  # characters of a line on the terminal
 
 
@@ -85,7 +88,7 @@ def _try(
                 environment |= first_gpus(environment, int(str(machine.get("accelerator_count", 0))))
             is_shown = replica is replicas[0] and TRAINER not in replica.command
             copy = _copying(replica.name, log, shown=is_shown)
-            fork = replica.environment.keys() <= {DATA_VARIABLE, PLANNED_VARIABLE} and can_run(replica.command)
+            fork = replica.environment.keys() <= OF_CONTAINER and can_run(replica.command)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))
         failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed
@@ -117,7 +120,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     }
     if len({(other.pool, other.index) for other in replicas}) == 1:
         environment.pop("TF_CONFIG", None)
-    for name in {DATA_VARIABLE, PLANNED_VARIABLE} - replica.environment.keys():
+    for name in OF_CONTAINER - replica.environment.keys():
         environment.pop(name, None)
     if virtual_devices:
         environment.pop(PLANNED_VARIABLE, None)  # they stand in for what was planned

@@ -26,7 +26,9 @@ from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
+from slipway.core.idle import IDLE_VARIABLE
 from slipway.core.manifest import TaskName
+from slipway.pipelines.config.budget import Budget, BudgetSettings, check_idle, shortest
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
@@ -139,11 +141,8 @@ class RunConfig(Settings, defer_build=True):
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
     when: str = Field(default=ALWAYS, description="When the run trains.")
-    budget: float | None = Field(
-        default=None,
-        gt=0,
-        description="Maximum cost of the training on Google Cloud in US dollars, by list prices: a run whose worst "
-        "case is higher or not known is refused before anything is submitted; null: any.",
+    budget: Annotated[Budget | None, BeforeValidator(shortest)] = Field(
+        default=None, description="What the training may cost; a number is short for `dollars`; null: anything."
     )
     budget_per_month: float | None = Field(
         default=None,
@@ -160,6 +159,7 @@ class RunConfig(Settings, defer_build=True):
     @model_validator(mode="after")
     def _one_program(self) -> RunConfig:
         check_program(self.train, self.model, self.data)
+        check_idle(self.budget, self.train, self.hardware)
         check_evaluation(self.evaluate, self.train, self.task)
         if condition := extensions.conditions().get(self.when):
             extensions.load(condition.check)(self)
@@ -177,6 +177,19 @@ class RunConfig(Settings, defer_build=True):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self.__dict__ == other.__dict__
+
+    @property
+    def dollars(self) -> float | None:
+        """The maximum cost of the training in US dollars; None: any."""
+        return self.budget.dollars if isinstance(self.budget, BudgetSettings) else self.budget
+
+    def worker_pools(self) -> list[dict[str, Any]]:
+        """Return the pools of the hardware that trains; of their containers, only how long they may be idle."""
+        pools = self.training_hardware.worker_pools()
+        if not isinstance(self.budget, BudgetSettings) or self.budget.idle is None:
+            return pools
+        container = {"env": [{"name": IDLE_VARIABLE, "value": str(self.budget.idle_seconds)}]}
+        return [{**pool, "container_spec": container} if pool else {} for pool in pools]
 
     @property
     def file(self) -> Path | None:

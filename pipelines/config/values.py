@@ -12,6 +12,8 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.yaml_loader import DEEPEST, NotYaml, load_yaml
 from slipway.trainer.stages import DURATIONS, LENGTHS
 
+# Sections that may be a single value, and the setting whose value that is.
+SHORT = {"budget": "dollars"}
 Values = dict[str, object]
 Key = tuple[str, ...]
 
@@ -97,14 +99,21 @@ def apply_overrides(values: Values, overrides: Iterable[str]) -> None:
         target = values
         for depth, parent in enumerate(parents):
             child = target[parent] = {} if target.get(parent) is None else target[parent]
+            if depth == 0 and parent in SHORT and not isinstance(child, dict):
+                child = target[parent] = {SHORT[parent]: child}
             if not isinstance(child, dict):
                 name = ".".join(parents[: depth + 1])
                 raise UserError(f"{name} is a single value, not a section.", setting="--set", value=key)
             target = child
         try:
-            target[last] = load_yaml(value, f"--set {text}")
+            parsed_value = load_yaml(value, f"--set {text}")
         except NotYaml:
-            target[last] = value
+            parsed_value = value
+        section = target.get(last)
+        if key in SHORT and isinstance(section, dict) and isinstance(parsed_value, int | float):
+            section[SHORT[key]] = parsed_value
+        else:
+            target[last] = parsed_value
         if parents[:1] == ["train"] and last in LENGTHS:
             for other in DURATIONS:
                 if other != last and ".".join([*parents, other]) not in keys:

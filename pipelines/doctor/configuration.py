@@ -40,7 +40,7 @@ def cost(context: Context) -> str:
     if bill is None:
         raise NotApplicableError(f"the section {context.platform.name} is missing")
     bill = bill.times(context.search.trials) if context.search else bill
-    bill.check(context.config.budget, context.spent)
+    bill.check(context.config.dollars, context.spent)
     check_month(context.config, context.platform.name, bill)
     return str(bill)
 

@@ -1,6 +1,7 @@
 """Signs of life of a training: what it does or has done last, for the check whether it is idle.
 
-Whoever checks (`slipway.trainer.distributed.idle`) names a file in the environment; without one, signs cost nothing.
+The process that checks (`slipway.trainer.distributed.idle`) names a file in the environment of the others; without one,
+signs cost nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import time
 from pathlib import Path
 
+# How long a replica may be idle, in seconds: a variable of the containers of a training with `budget.idle`.
+IDLE_VARIABLE = "SLIPWAY_IDLE_SECONDS"
 SIGNS_VARIABLE = "SLIPWAY_SIGNS_FILE"
 # Signs of the same kind are not written more often.
 SIGN_SECONDS = 0.2
@@ -19,10 +22,9 @@ _last: dict[bool, float] = {}
 
 
 def sign(text: str, *, busy: bool = False) -> None:
-    """Note that something was done, such as "step 12"; `busy` until the next sign, whatever the processes do."""
-    path = os.environ.get(SIGNS_VARIABLE)
-    now = time.time()
-    if not path or now - _last.get(busy, 0.0) < SIGN_SECONDS:
+    """Note that something was done, such as "step 12"; `busy`: it is being done until the next sign."""
+    path, now = os.environ.get(SIGNS_VARIABLE), time.monotonic()
+    if not path or now - _last.get(busy, -SIGN_SECONDS) < SIGN_SECONDS:
         return
     _last.clear()  # a sign of the other kind is always written
     _last[busy] = now

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import selectors
 import socket
 import threading
@@ -38,6 +39,8 @@ VERTEX_PEER_SECONDS = 1800.0
 
 FIRST_REPORT_SECONDS = 5.0
 REPORT_SECONDS = 15.0
+# A replica that was idle so many heartbeats ago is.
+IDLE_BEATS = 5
 POLL_SECONDS = 0.05
 # A replica that sends nothing for this long is considered lost: its machine is down, or the process is frozen.
 SILENCE_SECONDS = 30.0
@@ -58,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connection:
-    """A connection to another replica for lines of text in both directions: hello, waiting, go, overdue, lost, bye.
+    """A connection to another replica for lines of text in both directions, such as hello, waiting, go, lost and bye.
 
     An empty line is a heartbeat; "overdue" is one too, with the ranks that the sender cannot reach.
     """
@@ -70,6 +73,7 @@ class Connection:
         self.socket = connected
         self.heard_at = time.monotonic()
         self.has_left = False
+        self.idle_at = -math.inf
         self.overdue: set[int] | None = None  # ranks that the other side cannot reach, once its step is overdue
         self._rest = b""
 
@@ -261,7 +265,8 @@ def listen(task: Task) -> socket.socket:
 class Watch:
     """A watch over the replicas in `connections`, by name: the chief watches all others, a worker the chief.
 
-    `leaves_last` is true for the chief's. `steps` are the steps of this replica's processes, `step` those of this one.
+    `leaves_last` is true for the chief's. `is_idle` is whether this replica does nothing, which the chief is told.
+    `steps` are the steps of this replica's processes, `step` those of this one.
     """
 
     def __init__(
@@ -274,6 +279,7 @@ class Watch:
     ) -> None:
         self.lost: str | None = None
         self.step = StepClock()
+        self.is_idle = False
         self._connections, self._cluster = connections, cluster
         self._sentence, self._is_reported = "", False
         self._steps = steps or self.step
@@ -288,6 +294,11 @@ class Watch:
     def has_others(self) -> bool:
         """Whether there are replicas to watch."""
         return bool(self._connections)
+
+    def all_idle(self) -> bool:
+        """Return whether the others do nothing, as far as the chief knows; False on other replicas."""
+        since = time.monotonic() - IDLE_BEATS * HEARTBEAT_SECONDS
+        return all(self._leaves_last and connection.idle_at > since for connection in self._connections.values())
 
     def give_up(self, message: str) -> None:
         """Log which replica is lost and notify the others, after the engine's error `message`."""
@@ -370,6 +381,8 @@ class Watch:
             elif word == "lost" and self.lost is None and not self._finished.is_set():
                 self._sentence = rest
                 self.lost = rest.partition(": ")[0]
+            elif word == "idle":
+                connection.idle_at = time.monotonic()
             elif word in ("", "overdue"):
                 connection.overdue = {int(rank) for rank in rest.split(",") if rank} if word else None
         if lines is None and not connection.has_left:
@@ -388,6 +401,8 @@ class Watch:
         there = {name: connection for name, connection in self._connections.items() if not connection.has_left}
         for name, connection in there.items():
             connection.send(beat)
+            if self.is_idle:
+                connection.send("idle")
             if _is_silent(connection, SILENCE_SECONDS):
                 self._lose(name, f"silent for {SILENCE_SECONDS:g} s", now - connection.heard_at)
         if self._leaves_last and self._overdue is not None and all(peer.overdue is not None for peer in there.values()):

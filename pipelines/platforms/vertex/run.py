@@ -159,7 +159,7 @@ class VertexRun:
         if earlier is not None:
             record.cost, record.refused = earlier.cost, earlier.refused
         if not record.trained:
-            self.bill.check(self.config.budget, record.cost.dollars if record.cost else 0.0)
+            self.bill.check(self.config.dollars, record.cost.dollars if record.cost else 0.0)
             check_month(self.config, record.platform, self.bill, running=self.folder.run_id)
         submission.compile_pipeline(
             self.config, images, self.folder.specification_file, kept, trained=record.trained, search=self.search
