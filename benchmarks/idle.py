@@ -35,6 +35,7 @@ LIMIT_SECONDS = 600.0
 START = """import os, subprocess, sys, tempfile, time
 end, rank = time.monotonic() + float(sys.argv[1]), int(os.environ.get("RANK", "0"))
 """
+SLEEP = "time.sleep(end - time.monotonic())\n"
 SPIN = "\n    began = time.process_time()\n    while time.process_time() - began < {seconds}:\n        pass\n"
 LOADS = {
     "computes": f"while time.monotonic() < end:{SPIN.format(seconds=0.2)}",
@@ -57,16 +58,14 @@ LOADS = {
         '    subprocess.run([sys.executable, "-c", "sum(range(10**6))"])\n    time.sleep(0.3)\n'
     ),
     "waits for the other replica": (
-        f"if rank == 0:\n    time.sleep(end - time.monotonic())\nwhile time.monotonic() < end:{SPIN.format(seconds=0.1)}"
+        f"if rank == 0:\n    {SLEEP}while time.monotonic() < end:{SPIN.format(seconds=0.1)}"
     ),
-    "is waited for": (
-        f"if rank == 1:\n    time.sleep(end - time.monotonic())\nwhile time.monotonic() < end:{SPIN.format(seconds=0.1)}"
-    ),
+    "is waited for": (f"if rank == 1:\n    {SLEEP}while time.monotonic() < end:{SPIN.format(seconds=0.1)}"),
 }
 TOGETHER = ("waits for the other replica", "is waited for")
 NOTHING = {"does nothing": "time.sleep(600)\n", "waits for a lock": "import threading\nthreading.Event().wait(600)\n"}
-BUSY_AT_FIRST = (
-    f"busy = time.monotonic() + 1.0\nwhile time.monotonic() < busy:{SPIN.format(seconds=0.2)}time.sleep(600)\n"
+NOTHING["does nothing after a second"] = (
+    f"end = time.monotonic() + 1.0\nwhile time.monotonic() < end:{SPIN.format(seconds=0.2)}time.sleep(600)\n"
 )
 
 
@@ -88,25 +87,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}, idle after {IDLE_SECONDS:g} s", flush=True)
     chance = random.Random(options.seed)
-    idle = NOTHING | {"does nothing after a second": BUSY_AT_FIRST}
-    names = [chance.choice(list(idle if number % 10 == 9 else LOADS)) for number in range(options.runs)]
+    names = [chance.choice(list(NOTHING if number % 10 == 9 else LOADS)) for number in range(options.runs)]
     lengths = [IDLE_SECONDS * chance.uniform(*LENGTHS) for _ in names]
     with tempfile.TemporaryDirectory(prefix="idle-") as folder, ThreadPoolExecutor(options.together) as pool:
-        for number, (name, code) in enumerate((LOADS | idle).items()):
+        for number, code in enumerate((LOADS | NOTHING).values()):
             Path(folder, f"load{number}.py").write_text(START + code)
-        modules = {name: f"load{number}" for number, name in enumerate(LOADS | idle)}
+        modules = {name: f"load{number}" for number, name in enumerate(LOADS | NOTHING)}
         results = list(pool.map(lambda name, length: run(Path(folder), name, modules[name], length), names, lengths))
     counts = Counter((result.load, result.ended) for result in results)
-    for name in LOADS | idle:
+    for name in LOADS | NOTHING:
         print(f"{name:36} {counts[name, True]} of {counts[name, True] + counts[name, False]} ended")
     false = sum(result.ended for result in results if result.load in LOADS)
-    missed = sum(not result.ended for result in results if result.load in idle)
-    late = [result.seconds for result in results if result.load in idle and result.ended]
-    print(
-        f"{sum(result.load in LOADS for result in results)} loads that work: {false} ended; {len(late) + missed} that do "
-        f"nothing: {missed} not ended, the others after {statistics.median(late):.1f} s in the median, at most "
-        f"{max(late):.1f} s"
-    )
+    missed = sum(not result.ended for result in results if result.load in NOTHING)
+    late = [result.seconds for result in results if result.load in NOTHING and result.ended]
+    print(f"{sum(result.load in LOADS for result in results)} loads that work: {false} ended")
+    seconds = f"{statistics.median(late):.1f} s in the median, at most {max(late):.1f} s"
+    print(f"{len(late) + missed} that do nothing: {missed} not ended, the others after {seconds}")
     return int(false > 0 or missed > 0)
 
 

@@ -12,6 +12,7 @@ from slipway.pipelines.hardware import Hardware
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.settings import Settings
 
+TIME_PATTERN = r"^[1-9]\d{0,3}[mhd]$"
 SECONDS = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -26,7 +27,7 @@ class BudgetSettings(Settings):
     )
     idle: str | None = Field(
         default=None,
-        pattern=r"^[1-9]\d{0,3}[mhd]$",
+        pattern=TIME_PATTERN,
         examples=["30m"],
         description="How long the training may do nothing, such as 30m, until it is ended: no step ends, nothing is "
         "evaluated, saved or exported, and all replicas use no CPU and no GPU; null: forever. Not of `train.command` "
@@ -40,15 +41,6 @@ class BudgetSettings(Settings):
 
 
 Budget: TypeAlias = Annotated[float, Field(gt=0)] | BudgetSettings
-
-
-def shortest(value: object) -> object:
-    """Return the number of a budget that limits only the dollars, None for one that limits nothing."""
-    if isinstance(value, BudgetSettings):
-        value = value.model_dump()
-    if isinstance(value, dict) and value.keys() <= set(BudgetSettings.model_fields) and value.get("idle") is None:
-        return value.get("dollars")
-    return value
 
 
 def check_idle(budget: Budget | None, train: TrainSettings, hardware: Sequence[Hardware]) -> None:

@@ -28,7 +28,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
 from slipway.core.idle import IDLE_VARIABLE
 from slipway.core.manifest import TaskName
-from slipway.pipelines.config.budget import Budget, BudgetSettings, check_idle, shortest
+from slipway.pipelines.config.budget import Budget, BudgetSettings, check_idle
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
@@ -141,7 +141,7 @@ class RunConfig(Settings, defer_build=True):
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
     when: str = Field(default=ALWAYS, description="When the run trains.")
-    budget: Annotated[Budget | None, BeforeValidator(shortest)] = Field(
+    budget: Budget | None = Field(
         default=None, description="What the training may cost; a number is short for `dollars`; null: anything."
     )
     budget_per_month: float | None = Field(

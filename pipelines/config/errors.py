@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from slipway import extensions
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.config.budget import TIME_PATTERN
 from slipway.trainer.config import MODULE_PATTERN
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ def explain_validation(
 @functools.cache
 def _words() -> Mapping[str, str]:
     """Return what patterns demand, in words."""
-    words = {MODULE_PATTERN: "must be the name of a module, such as train or trainer.task"}
+    words = {
+        MODULE_PATTERN: "must be the name of a module, such as train or trainer.task",
+        TIME_PATTERN: "must be minutes, hours or days, such as 30m, 2h or 1d",
+    }
     for section in extensions.sections():
         words |= extensions.load(section.forms) if section.forms else {}
     return words

@@ -152,9 +152,9 @@ class IdleCheck:
         idle, window = last.time - at, last.time - first.time
         gpus = " and no GPU" if self._gpu_command else ""
         return UserError(
-            f"The training was idle: {_name(self._cluster)} did nothing for {idle:,.0f} s, nor did another replica. The "
-            f"last sign of life was {text}, at {when:%Y-%m-%d %H:%M:%S} UTC; in the last {window:,.0f} s it "
-            f"used {max(0.0, last.cpu - first.cpu):.1f} s of CPU time{gpus}.",
+            f"The training was idle: {_name(self._cluster)} did nothing for {idle:,.0f} s, nor did another replica. "
+            f"The last sign of life was {text}, at {when:%Y-%m-%d %H:%M:%S} UTC; in the last {window:,.0f} s "
+            f"it used {max(0.0, last.cpu - first.cpu):.1f} s of CPU time{gpus}.",
             setting="budget.idle",
             value=f"{self._seconds:g} s",
             fix="find out what it waits for, then resume it; --set budget.idle=null turns this off",

@@ -68,7 +68,8 @@ def test_a_program_that_sleeps_is_ended(program: Path, replicas: int) -> None:
 WORKING = {
     "it computes and reports nothing": f"while time.monotonic() < end:\n    {SPIN}\n",
     "its child process computes": "import subprocess, sys\n"
-    "subprocess.run([sys.executable, '-c', 'import time\\nend = time.monotonic() + 9\\nwhile time.monotonic() < end: 1'])",
+    "code = 'import time; end = time.monotonic() + 9\\nwhile time.monotonic() < end: pass'\n"
+    "subprocess.run([sys.executable, '-c', code])\n",
     "it reads": "file = open('data', 'w+b')\nfile.write(bytes(1 << 20))\n"
     "while time.monotonic() < end:\n    file.seek(0)\n    file.read()\n    time.sleep(0.5)\n",
     "it reports": "from slipway.core import idle\n"
@@ -114,11 +115,8 @@ def test_slipways_trainer_is_ended_in_a_step_that_hangs_and_not_for_slow_steps(
     (folder / "slipway.yaml").write_text(CONFIGURATION.read_text())
     (folder / "augment.py").write_text(AUGMENT.format(seconds=0.05))
     settings = (
-        "train.steps=4",
-        "train.steps_per_call=1",
-        "train.augment.function=augment:slow",
-        "evaluate.gate.minimum=0",
-        "budget.idle=1m",
+        *("train.steps=4", "train.steps_per_call=1", "train.augment.function=augment:slow"),
+        *("evaluate.gate.minimum=0", "budget.idle=1m"),
     )
     options = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "slipway", "run", *options]
