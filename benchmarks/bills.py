@@ -30,7 +30,10 @@ import psutil
 from slipway.core.values import JsonObject
 
 CONFIGURATION = Path(__file__).parents[1] / "configs" / "digits.yaml"
-SETTINGS = ("train.epochs=20", "train.checkpoint.every_steps=50", "evaluate.gate.minimum=0", "train.restarts.at_most=9")
+SETTINGS = (
+    *("train.epochs=3", "train.batch_size=8", "train.checkpoint.every_steps=100"),
+    *("evaluate.gate.minimum=0", "train.restarts.at_most=9"),
+)
 SLOW = """import time
 
 import tensorflow as tf

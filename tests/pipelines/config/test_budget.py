@@ -77,7 +77,7 @@ def test_every_replica_of_a_program_is_told_how_long_it_may_be_idle():
     ("train", "hardware", "text"),
     [
         ({"command": ["./train.sh"]}, "cpu", "does not apply to ./train.sh: only"),
-        ({"image": "image"}, "cpu", "does not apply to image: only"),
+        ({"image": "image:1"}, "cpu", "does not apply to image:1: only"),
         ({"module": "task"}, "tpu-v5e-4x4", "does not apply to task on a TPU slice: only"),
     ],
 )

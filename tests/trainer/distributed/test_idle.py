@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -131,6 +133,25 @@ def test_slipways_trainer_is_ended_in_a_step_that_hangs_and_not_for_slow_steps(
     (folder / "hang").touch()
     with pytest.raises(UserError, match="The training was idle: workerpool0-0 did nothing"):
         run_local_cluster(specs, folder / "hanging", restarts=RestartSettings(at_most=0))
+
+
+@pytest.mark.long
+def test_the_command_after_the_error_resumes_an_idle_training(program: Path) -> None:
+    folder = program.parent
+    program.write_text(
+        "import json, os, time\nfrom pathlib import Path\n"
+        "if not Path('awake').exists(): time.sleep(600)\n"
+        "Path(os.environ['AIP_MODEL_DIR'], 'metrics.json').write_text(json.dumps({'accuracy': 0.75}))\n"
+    )
+    (folder / "slipway.yaml").write_text("name: idle\ntrain:\n  module: program\nbudget:\n  idle: 1m\n")
+    slipway = [sys.executable, "-m", "slipway"]
+    failed = subprocess.run([*slipway, "run"], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    (then,) = re.findall(r"then: slipway (.*)", failed.stderr)
+    assert then.startswith("run --resume idle-")
+    assert then.endswith(" --set budget.idle=null")
+    (folder / "awake").touch()
+    subprocess.run([*slipway, *shlex.split(then)], capture_output=True, check=True)
 
 
 @pytest.fixture

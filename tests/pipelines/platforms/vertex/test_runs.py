@@ -141,6 +141,25 @@ def test_a_run_records_what_the_training_cost_in_all_its_tries(
 
 
 @pytest.mark.usefixtures("three_hours")
+def test_the_bill_of_a_run_has_the_seconds_that_its_trainer_recorded_in_the_bucket(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    assert slipway(*RUN, "--no-wait", "--hardware", "l4x1").exit_code == 0
+    started = datetime.now(UTC).timestamp() - 2 * 3600
+    attempt = {"started": started, "time": started + 3600, "activity": "ending", "resumed": 0, "step": 9, "saved": []}
+    bucket = Connection(PROJECT, REGION, ready_google.endpoints).storage.bucket(BUCKET)
+    blob = bucket.blob(f"runs/{record(workspace)['run_id']}/logs/attempts/1.json")
+    blob.upload_from_string(json.dumps({**attempt, "seconds": {"steps": 3600.0}}))
+    assert slipway("status", "--follow").exit_code == 0
+    bill = json.loads(slipway("runs", "bill", "--json").stdout)
+    rows = {row["activity"]: row["seconds"] for row in bill["rows"]}
+    hourly = 4 * 0.038572 + 0.58804
+    assert bill["dollars"] == pytest.approx(3 * hourly, rel=1e-3)
+    assert rows == pytest.approx({"starting replicas": 3600, "steps": 3600, "ending": 3600}, abs=60)
+    assert bill["saving"]["change"] == "--hardware 'l4x1+spot', which may be interrupted"
+
+
+@pytest.mark.usefixtures("three_hours")
 def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     """One that has ended costs $2.23; one that runs may cost $11.88: four tries of four hours."""
     few = ("--hardware", "l4x1+timeout=4h", "--set", "budget_per_month=14")
