@@ -26,6 +26,8 @@ IMPORTING, MACHINES = "importing and building", "waiting for machines"
 EXPORT, ENDING = "export and evaluation", "ending"
 # Between two writes of the same activity; in a bucket, a write replaces the object.
 WRITE_SECONDS = 0.02
+# The same as a multiple of how long the last one took: on a slow disk, writing takes 1 % of the time, too.
+WRITE_RATIO = 100
 # Checkpoints of which the seconds until then are kept: training may resume from an older one than the newest.
 SAVED = 4
 
@@ -48,7 +50,7 @@ class Attempt:
         self._saved: list[tuple[int, dict[str, float]]] = []
         self._file = folder / FOLDER / f"{round(1000 * self._started)}.json" if folder else None
         self._is_mounted = folder is not None and in_bucket(folder)
-        self._size, self._written_at, self._doing = 0, 0.0, ""
+        self._size, self._written_at, self._took, self._doing = 0, 0.0, 0.0, ""
         self._lock = threading.Lock()
         self.write(IMPORTING)
 
@@ -69,7 +71,7 @@ class Attempt:
         """Write the seconds so far, soon after the last time only if the activity is another one."""
         self._step = self._step if step is None else step
         now = time.perf_counter()
-        every = MOUNTED_SEGMENT_SECONDS if self._is_mounted else WRITE_SECONDS
+        every = MOUNTED_SEGMENT_SECONDS if self._is_mounted else max(WRITE_SECONDS, WRITE_RATIO * self._took)
         if self._file is None or (activity == self._doing and now - self._written_at < every):
             return
         self._doing, self._written_at = activity, now
@@ -82,6 +84,7 @@ class Attempt:
             threading.Thread(target=self._store, args=(content,), daemon=True).start()
         else:
             self._store(content)
+            self._took = time.perf_counter() - now
 
     def saved(self, step: int) -> None:
         """Note that a checkpoint of this step was saved: what follows is lost if training resumes from it."""

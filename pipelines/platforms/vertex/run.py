@@ -489,10 +489,10 @@ class VertexRun:
             for name in custom_jobs(task)[:1] if task else ():
                 jobs = self.connection.jobs
                 read = jobs.get_hyperparameter_tuning_job if is_search(name) else jobs.get_custom_job
-                found = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
+                custom_job = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
                 return [
-                    (found.create_time, training.start_time, training.end_time)
-                    for training in (found.trials if is_search(name) else [found])
+                    (custom_job.create_time, training.start_time, training.end_time)
+                    for training in (custom_job.trials if is_search(name) else [custom_job])
                     if training.start_time and training.end_time
                 ]
         return []
