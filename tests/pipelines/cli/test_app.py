@@ -53,7 +53,7 @@ TOP = (
     "publish",
 )
 IN_GROUPS = {
-    "runs": ("reproduce", "diagnose", "open", "track", "clean", "verify", "tpu"),
+    "runs": ("reproduce", "diagnose", "bill", "open", "track", "clean", "verify", "tpu"),
     "config": ("compile", "build", "prices"),
     "endpoints": ("rollback",),
 }

@@ -140,6 +140,7 @@ def test_a_run_records_what_the_training_cost_in_all_its_tries(
     assert f"<td>${6 * hourly:.2f}</td>" in (workspace / "page.html").read_text()
 
 
+@pytest.mark.extension("bill")
 @pytest.mark.usefixtures("three_hours")
 def test_the_bill_of_a_run_has_the_seconds_that_its_trainer_recorded_in_the_bucket(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway
