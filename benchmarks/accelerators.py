@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.core import manifest as manifests
+from slipway.core.durations import between
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input, Manifest, Shard, Split
 from slipway.pipelines.hardware import compiled
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--accelerators", nargs="+", choices=ACCELERATORS, default=ACCELERATORS)
     parser.add_argument("--largest", action="store_true", help="also search the largest batch that fits")
     arguments = parser.parse_args()
-    print("| network | accelerator | batch | fits | peak per device | largest batch | least step | compiled in |")
+    print("| network | accelerator | batch | fits | peak per device | largest batch | step | compiled in |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.networks:
@@ -111,7 +112,9 @@ def row(name: str, accelerator: str, data: Path, *, largest: bool) -> str:
     seconds = time.perf_counter() - start
     most = f"{answer.largest_batch:,}" if answer.largest_batch else "-"
     peak = f"{(answer.peak_bytes or 0) / GIB:.2f} GiB"
-    step = f"{1000 * answer.seconds:.3g} ms" if answer.seconds else ""
+    job = compiled.job_of(model, train, data)
+    estimated = compiled.estimated(hardware, job, answer)
+    step = between(estimated.step.low, estimated.step.high) if estimated else ""
     fits = "yes" if answer.fits else "no"
     return f"| {name} | {accelerator} | {batch:,} | {fits} | {peak} | {most} | {step} | {seconds:.0f} s |"
 

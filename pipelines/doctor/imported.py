@@ -18,9 +18,9 @@ from pathlib import Path
 from slipway.core import forking, integrity
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
+from slipway.core.paths import cached
 from slipway.core.supervision import Child
 from slipway.pipelines.platforms.base import CheckWarning
-from slipway.pipelines.runs import copies
 
 PROGRAM = "slipway.trainer.engines.user_modules"
 SECONDS, SILENT_SECONDS, POLL_SECONDS = 120.0, 4.0, 0.02
@@ -88,7 +88,7 @@ def _memory(references: dict[str, str], engine: str, folder: Path) -> Path:
     installed = [(str(path), path.stat().st_mtime_ns) for path in paths if path.is_dir() and path != folder]
     modules = sorted({path.relative_to(folder).parts[0] for path in (*folder.glob("*.py"), *folder.glob("*/*.py"))})
     decides = (sys.version, os.environ.get("PYTHONPATH"), installed, modules, engine, references)
-    return copies.cached(f"imports/{hashlib.sha256(repr(decides).encode()).hexdigest()}")
+    return cached(f"imports/{hashlib.sha256(repr(decides).encode()).hexdigest()}")
 
 
 def _is_remembered(memory: Path, folder: Path) -> bool:

@@ -10,15 +10,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from slipway.core import manifest as manifests
+from slipway.core.durations import between
 from slipway.core.errors import UserError
 from slipway.core.parent_death import dying_with_parent
+from slipway.pipelines.hardware.catalogue import Accelerator
 from slipway.pipelines.hardware.choice import Hardware
+from slipway.pipelines.hardware.estimate import Estimate, Training, estimate, product
 from slipway.pipelines.hardware.memory import GIB, device_bytes, larger
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.engines import ahead
-from slipway.trainer.engines.ahead import Answer
+from slipway.trainer.engines.ahead import Answer, Costs, Profile
 from slipway.trainer.engines.installed import is_installed, package
 from slipway.trainer.engines.jax import ahead as jax_ahead
 from slipway.trainer.engines.jax.ahead import Topology
@@ -26,19 +30,15 @@ from slipway.trainer.engines.pytorch import ahead as pytorch_ahead
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.plan import whole_length
 
+Platform = Literal["cuda", "tpu"]
 # The modules that compile for each, and the extra that installs them.
 COMPILERS = {
     "tpu": (("jax", "libtpu"), "jax,compile-tpu"),
     "cuda": (("jax", "jax_cuda12_plugin", "jax_plugins"), "jax,compile-gpu"),
 }
 LIMIT_SECONDS = 900
-# Real steps take this many times the estimate. The TPU compiler's, against published results: ResNet-50 on v3 1.01, on
-# v2 1.65. A GPU's peak rate, against measurements: MNIST's network on an H200 3.2.
-SLOWER = {"tpu": (1, 2), "cuda": (2, 4)}
 # Of a device's memory; the rest is reserved.
 _USABLE = 0.98
-# Below, the time of a GPU's step is not that of its arithmetic: a network of some layers starts a hundred kernels.
-SMALL_SECONDS = 1e-3
 # How the chips of a machine are arranged.
 BOUNDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
@@ -55,7 +55,9 @@ def missing(hardware: Hardware, engine: str) -> str | None:
     if not row.is_tpu and row.chip is None:
         return f"XLA's description of {row.title} is not known"
     if not row.is_tpu and ENGINES[engine].ahead != "compiled":
-        return f"{engine} has kernels of its own on GPUs; the steps of jax and pytorch are compiled or traced"
+        return (
+            f"{engine} has kernels of its own on GPUs; slipway hardware --compare estimates them as JAX compiles them"
+        )
     if row.is_tpu and hardware.topology is None and hardware.chips & (hardware.chips - 1):
         return f"the arrangement of {hardware.chips} chips is not known"
     modules, extras = COMPILERS[_platform(hardware)]
@@ -63,9 +65,13 @@ def missing(hardware: Hardware, engine: str) -> str | None:
     return f"without {' and '.join(lacking)}: pip install {package(extras)}" if lacking else None
 
 
+def program(platform: Platform, engine: str) -> str:
+    """Return how a step is known: "compiled" by XLA, as jax's steps are, or "traced" by PyTorch, as its own on GPUs."""
+    return "traced" if platform == "cuda" and ENGINES[engine].ahead == "traced" else "compiled"
+
+
 def _is_traced(hardware: Hardware, engine: str) -> bool:
-    """Return whether PyTorch traces the step; otherwise XLA compiles it."""
-    return ENGINES[engine].ahead == "traced" and not hardware.is_tpu
+    return program(_platform(hardware), engine) == "traced"
 
 
 def _program(hardware: Hardware, engine: str) -> ModuleType:
@@ -76,31 +82,30 @@ def _program(hardware: Hardware, engine: str) -> ModuleType:
 def _request(hardware: Hardware, job: JobConfig, *, largest: bool) -> ahead.Request:
     row = hardware.accelerator_row
     assert row is not None
-    product = (row.product or row.title).replace("-", " ")
-    asked = {"job": job, "memory": device_bytes(hardware) or 0, "product": product, "largest": largest}
+    asked = {"job": job, "memory": device_bytes(hardware) or 0, "product": product(row), "largest": largest}
     if not _is_traced(hardware, job.train.engine):
         return jax_ahead.Request(topology=topology(hardware), **asked)
     major, minor = map(int, str(row.compute_capability).split("."))
     return pytorch_ahead.Request(devices=hardware.count * hardware.replicas, capability=(major, minor), **asked)
 
 
-def _platform(hardware: Hardware) -> str:
+def _platform(hardware: Hardware) -> Platform:
     return "tpu" if hardware.is_tpu else "cuda"
 
 
 def topology(hardware: Hardware) -> Topology:
     """Return the devices of all replicas as their compiler names them."""
-    return _tpu_topology(hardware) if hardware.is_tpu else _gpu_topology(hardware)
+    row = hardware.accelerator_row
+    assert row is not None
+    return _tpu_topology(hardware) if hardware.is_tpu else gpu_topology(row, hardware.replicas, hardware.count)
 
 
-def _gpu_topology(hardware: Hardware) -> Topology:
-    """Return GPUs by XLA's GpuTargetConfigProto, as text, and as slices x machines x GPUs.
+def gpu_topology(row: Accelerator, machines: int, count: int) -> Topology:
+    """Return GPUs, `count` in each machine, by XLA's GpuTargetConfigProto, as text, and as slices x machines x GPUs.
 
     https://github.com/openxla/xla/blob/main/xla/stream_executor/device_description.proto; what is not the product's own
     is the same for all GPUs of these generations.
     """
-    row = hardware.accelerator_row
-    assert row is not None
     chip, capability = row.chip, str(row.compute_capability).split(".")
     assert chip is not None
     described = f"""
@@ -117,7 +122,7 @@ def _gpu_topology(hardware: Hardware) -> Topology:
         platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }}
         runtime_version {{ major: 12 minor: 8 }} device_description_str: "{row.title}"
     """
-    size = f"1x{hardware.replicas}x{hardware.count}"
+    size = f"1x{machines}x{count}"
     return Topology(name=row.name, platform="cuda", options={"target_config": described, "topology": size})
 
 
@@ -165,7 +170,7 @@ def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> An
     """
     program, request = _program(hardware, job.train.engine), _request(hardware, job, largest=largest)
     command = dying_with_parent([sys.executable, "-m", program.__name__, request.model_dump_json()])
-    ended = _executed(command, {**os.environ, **program.ENVIRONMENT})
+    ended = executed(command, {**os.environ, **program.ENVIRONMENT})
     if isinstance(ended, str):
         if _is_traced(hardware, job.train.engine):  # not every step that PyTorch executes can be traced
             return Answer(devices=0, kind=request.product, fits=True, unknown=ended)
@@ -176,7 +181,7 @@ def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> An
     return answer
 
 
-def _executed(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
+def executed(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
     """Return a program that has ended well, or why it has not."""
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
@@ -186,7 +191,8 @@ def _executed(command: Sequence[str], environment: Mapping[str, str]) -> subproc
         return f"{signal.Signals(-ended.returncode).name} ended it; SIGKILL does for a lack of memory"
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
-        return lines[-1] if lines else f"exit code {ended.returncode}"
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]  # XLA's have more lines
+        return (errors or lines or [f"exit code {ended.returncode}"])[-1]
     return ended
 
 
@@ -269,24 +275,26 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
         is_all = most > examples - answer.devices * job.train.accumulation
         fits = "every batch of the training split fits" if is_all else f"largest batch about {most:,}"
         lines.append(f"{fits}; {job.train.batch_size:,} is set")
-    if answer.seconds and not row.is_tpu and answer.seconds < SMALL_SECONDS:
-        lines.append(f"the arithmetic of a step takes {_time(answer.seconds)}: starting kernels takes longer")
-    elif answer.seconds:
-        low, high = SLOWER[_platform(hardware)]
-        least, most_of_all = low * answer.seconds * steps, high * answer.seconds * steps
-        whole = f": {steps:,} steps in {_time(least)} to {_time(most_of_all)}, without input and checkpoints"
-        by = "by the compiler's estimate" if row.is_tpu else "by the arithmetic alone"
+    if (known := estimated(hardware, job, answer)) is not None:
+        step = known.step
+        whole = step.times(steps)
         lines.append(
-            f"at least {_time(answer.seconds)} a step {by}; real ones take {low} to {high} times "
-            f"that{whole if steps else ''}"
+            f"{between(step.low, step.high)} a step, limited by {known.limit}"
+            + (f": {steps:,} steps in {between(whole.low, whole.high)}, without input and checkpoints" if steps else "")
         )
     if ENGINES[job.train.engine].ahead != "compiled" and not is_traced:
         lines.append(f"compiled through JAX; {job.train.engine} compiles the same network by itself")
     return lines
 
 
-def _time(seconds: float) -> str:
-    for size, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.2g} µs"
+def estimated(hardware: Hardware, job: JobConfig, answer: Answer) -> Estimate | None:
+    """Return the estimate of the step that was compiled for these devices; None if it is not known."""
+    if not answer.flops:
+        return None
+    costs = Costs(
+        batch=job.train.batch_size, peak_bytes=answer.peak_bytes or 0, flops=answer.flops,
+        traffic_bytes=answer.traffic_bytes, kernels=answer.kernels,
+    )  # fmt: skip
+    known = Profile(devices=hardware.accelerators_per_replica * hardware.replicas, costs=costs)
+    training = Training(train=job.train, manifest=manifests.read(Path(job.data)), examples_per_core=None)
+    return estimate(hardware, training, known, program(_platform(hardware), job.train.engine))

@@ -177,7 +177,12 @@ def _unknown_option(word: str, request: Request) -> Refusal:
     return Refusal(f"There is no option +{word}.", allowed=OPTIONS, requests=(replace(request, **fields),))
 
 
-def _seconds(value: str) -> int:
+def read_time(value: str) -> int:
+    """Return the seconds of a duration such as "90m", "12h" or "7d".
+
+    Raises:
+        Refusal: It is none.
+    """
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
     if match is None:
         raise Refusal(f"{value!r} is not a duration.", allowed="an integer and s, m, h or d: 90m, 12h, 7d")
@@ -192,8 +197,8 @@ def _disk(value: str) -> Fields:
 
 
 READERS: dict[str, Callable[[str], Fields]] = {
-    "timeout": lambda value: {"timeout": _seconds(value)},
-    "wait": lambda value: {"wait": _seconds(value)},
+    "timeout": lambda value: {"timeout": read_time(value)},
+    "wait": lambda value: {"wait": read_time(value)},
     "disk": _disk,
     "reservation": lambda value: {"reservation": tuple(value.split(","))},
 }
@@ -279,7 +284,7 @@ def _read_value(key: str, value: object) -> object:
         raise _wrong(key, value, "a single value: all replicas must have the same hardware")
     [word] = words
     if is_time:
-        return _seconds(word)
+        return read_time(word)
     if key == "strategy":
         if word not in PROVISIONING:
             modes = ["STANDARD", "SPOT", "FLEX_START"]

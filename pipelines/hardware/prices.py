@@ -101,7 +101,7 @@ def _parts(hardware: Hardware) -> Iterator[tuple[JsonObject, int]]:
         yield table()["accelerators"].get(f"{row.name}-slice" if is_slice else row.name, {}), hardware.chips
 
 
-def _regions(hardware: Hardware) -> list[str]:
+def regions_of(hardware: Hardware) -> list[str]:
     """Return the regions that have the hardware; if the catalogue does not list them, those with a price."""
     return sorted(hardware.regions or set.intersection(*(set(row) for row, _ in _parts(hardware))))
 
@@ -246,7 +246,7 @@ def facts_of(hardware: Hardware, region: str | None = None) -> JsonObject:
     row, seconds = hardware.accelerator_row, hardware.timeout or DEFAULT_TIMEOUT
     tries = 0 if row and row.status == "tpu-vm" else TRIES[hardware.provisioning]  # not on Vertex AI
     regions: JsonObject = {}
-    for name in [region] if region else _regions(hardware):
+    for name in [region] if region else regions_of(hardware):
         bill = vertex_bill(hardware, name)
         regions[name] = {mode: per_hour(replace(hardware, provisioning=mode), name) for mode in PROVISIONING}
         regions[name]["worst_case"] = bill.worst_case if tries else None

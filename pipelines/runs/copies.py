@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
 
 from slipway import extensions
+from slipway.core import paths
 from slipway.core.buckets import SCHEME
 from slipway.core.errors import UserError
 
@@ -48,8 +48,7 @@ def is_remote(uri: str) -> bool:
 
 def cached(uri: str) -> Path:
     """Return the folder of this user to which a folder in a bucket is copied."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "slipway" / uri.removeprefix(SCHEME).strip("/")
+    return paths.cached(uri.removeprefix(SCHEME).strip("/"))
 
 
 def local(uri: str, say: Callable[[str], None]) -> Path:

@@ -162,3 +162,9 @@ def short(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return path
+
+
+def cached(name: str) -> Path:
+    """Return this user's file or folder for what can be made again, by its name."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "slipway" / name

@@ -19,7 +19,7 @@ import pytest
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.hardware import compiled
+from slipway.pipelines.hardware import compiled, profile
 from slipway.pipelines.hardware.choice import choices
 from slipway.pipelines.hardware.rules import parse
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
@@ -73,7 +73,7 @@ def test_the_step_is_compiled_and_a_batch_that_does_not_fit_is_refused(job: JobC
     assert (answer.devices, answer.kind, answer.fits) == (8, "TPU v5 lite", True)
     assert answer.peak_bytes == pytest.approx(PEAK_BYTES, rel=0.1)
     assert answer.collectives["all-reduce"] >= 1
-    assert answer.seconds
+    assert answer.flops and answer.traffic_bytes > answer.flops / 1e3 and answer.kernels
     most = int(str(caught.value.nearest))
     assert 2**20 < most < 2**24
     assert most % 8 == 0
@@ -84,10 +84,45 @@ def test_the_step_is_compiled_for_gpus_that_are_not_there(job: JobConfig) -> Non
     assert (answer.devices, answer.kind, answer.fits) == (2, "Tesla T4", True)
     assert answer.peak_bytes
     assert answer.collectives["all-reduce"] >= 1
-    assert answer.flops and answer.seconds == pytest.approx(answer.flops / 65e12)  # float16, as the engine chooses
+    assert answer.flops and answer.traffic_bytes and answer.kernels
+    made = compiled.estimated(parse("t4x2"), job, answer)
+    assert made and made.step.low < made.step.middle < made.step.high
+    assert made.parts["compute"] < made.step.middle
     too_large = compiled.compiled(parse("t4x2"), with_batch(job, 2**24))
     assert not too_large.fits
     assert too_large.largest_batch and 2**18 < too_large.largest_batch < 2**24
+
+
+@pytest.mark.parametrize(("platform", "memory"), [("cuda", 2**31), ("tpu", 2**31)])
+def test_the_costs_of_a_step_are_compiled_once_and_kept(
+    platform: compiled.Platform, memory: int, job: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said: list[str] = []
+    known = profile.profile(platform, job, said.append)
+    assert (known.unknown, len(said), known.devices) == ("", 1, 1)
+    costs = known.costs
+    assert costs is not None and costs.batch == 128
+    assert costs.flops > 128 * 1e6 and costs.kernels > 20
+    assert costs.traffic_bytes > 10 * known.trainable
+    assert known.trainable * 3 < costs.peak_bytes < memory
+    assert known.kept_bytes == 1438 * (64 + 4)  # of 8x8 pixels and a label
+    elsewhere = {"seed": 7, "steps": 3, "learning_rate": 0.1}
+    other = job.model_copy(update={"train": job.train.model_copy(update=elsewhere)})
+    assert profile.profile(platform, other, said.append) == known
+    assert profile.known(platform, other) == known
+    assert len(said) == 1
+    wider = job.model_copy(update={"train": job.train.model_copy(update={"optimizer": "sgd"})})
+    assert profile.known(platform, wider) is None
+
+
+def test_a_kind_of_tpu_stands_for_others(job: JobConfig) -> None:
+    """v5p is what is compiled for all; see `slipway.pipelines.hardware.profile`."""
+    known = profile.profile("tpu", job, print)
+    exact, costs = compiled.compiled(parse("tpu-v5e-1x1"), job), known.costs
+    assert costs is not None
+    assert exact.flops == pytest.approx(costs.flops, rel=0.05)
+    assert exact.traffic_bytes == pytest.approx(costs.traffic_bytes, rel=0.1)
 
 
 def test_the_compiler_ends_with_the_process_that_waits_for_it(job: JobConfig) -> None:

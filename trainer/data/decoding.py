@@ -94,8 +94,8 @@ class Decoding:
         self._records = Records([Path(path) for path in assignment.paths(split)])
         count = len(self._records)
         like, label = blank(self._manifest, 1)
-        self.inputs: Inputs = each(lambda array: _aligned((count, *array.shape[1:]), array.dtype), like)
-        self.labels: Labels = _aligned((count, *label.shape[1:]), label.dtype)
+        self.inputs: Inputs = each(lambda array: aligned((count, *array.shape[1:]), array.dtype), like)
+        self.labels: Labels = aligned((count, *label.shape[1:]), label.dtype)
         order = np.arange(count) if order is None else order
         self._position = np.empty(count, np.int64)  # of each example in the order
         self._position[order] = np.arange(count)
@@ -277,7 +277,7 @@ class Records:
             content.close()
 
 
-def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
     """Return an array that TensorFlow can use without a copy."""
     size = math.prod(shape) * kind.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)

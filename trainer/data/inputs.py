@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -66,6 +66,18 @@ class Waiting:
         self.end()
 
 
+class Decoded(Protocol):
+    """A split's decoded inputs and labels; `wait` returns once those of a step, by default all, are valid."""
+
+    @property
+    def inputs(self) -> Inputs: ...
+
+    @property
+    def labels(self) -> Labels: ...
+
+    def wait(self, order: NDArray[np.int32] | None = None) -> None: ...
+
+
 @dataclass(frozen=True)
 class MemoryTraining:
     """A training split in memory, which may still be being decoded.
@@ -73,7 +85,7 @@ class MemoryTraining:
     `order` waits for the examples of its steps, `inputs` and `labels` for all: see `slipway.trainer.data.features`.
     """
 
-    decoding: Decoding
+    decoding: Decoded
     batch: int
     steps_per_epoch: int
     seed: int

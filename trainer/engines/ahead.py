@@ -15,13 +15,46 @@ RESOLUTION = 16
 class Request(BaseModel):
     """What to compile: `memory` is that of a device in bytes, `product` its name for `peak_flops`.
 
-    `largest` searches the largest batch, as is done for a batch that does not fit.
+    `largest` searches the largest batch, as is done for a batch that does not fit. With `profile`, a `Profile` is asked
+    for, not an `Answer`.
     """
 
     job: JobConfig
     memory: int
     product: str = ""
     largest: bool = False
+    profile: bool = False
+
+
+class Costs(BaseModel):
+    """What one step of `batch` examples takes of each device: bytes of memory, FLOPs, bytes read and written, kernels.
+
+    `peak_bytes` is without the training split, which may be kept on the device.
+    """
+
+    batch: int
+    peak_bytes: int
+    flops: float
+    traffic_bytes: float
+    kernels: int
+
+
+class Profile(BaseModel):
+    """What a step takes of each of `devices` devices of a machine, and the network's size in bytes.
+
+    `kept_bytes` is the size of the training split if the devices keep it, 0 if it is streamed.
+    `files` are the SHA-256 of the project's files that were imported, by path. `unknown` is why nothing is known, as a
+    phrase; "" if it is. `seconds` is how long compiling or tracing took.
+    """
+
+    devices: int
+    costs: Costs | None = None
+    variables: int = 0
+    trainable: int = 0
+    kept_bytes: int = 0
+    files: dict[str, str] = {}
+    unknown: str = ""
+    seconds: float = 0.0
 
 
 class Answer(BaseModel):
@@ -35,7 +68,8 @@ class Answer(BaseModel):
         largest_batch: The largest batch of all devices together; None if it was not searched or none fits.
         savings: The settings with which a batch that does not fit would, and the memory that it takes with each.
         flops: Floating-point operations.
-        seconds: The least time of a step: by the compiler's estimate, on a GPU by the peak rate of its arithmetic.
+        traffic_bytes: Bytes that its kernels read and write.
+        kernels: The number of its kernels.
         collectives: Numbers of operations between devices, by name.
         kind: The devices' kind as JAX calls it, of a GPU its product.
     """
@@ -49,7 +83,8 @@ class Answer(BaseModel):
     largest_batch: int | None = None
     savings: dict[str, int] = {}
     flops: float | None = None
-    seconds: float | None = None
+    traffic_bytes: float = 0.0
+    kernels: int = 0
     collectives: dict[str, int] = {}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.durations import between
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import compiled
 from slipway.pipelines.hardware.rules import parse
@@ -16,6 +18,8 @@ from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
 from slipway.trainer.engines.ahead import Answer
 from slipway.trainer.engines.jax.ahead import sentence
 
+# Of a step in which the arithmetic takes longest.
+COSTS: dict[str, float] = {"flops": 1e12, "traffic_bytes": 1e8, "kernels": 100}
 REFUSAL = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (29.06G) exceeds "
     "available HBM (15.75G). See https://example.com"
@@ -74,22 +78,24 @@ def test_gpus_are_described_to_xla_with_their_own_values() -> None:
 
 
 def test_a_step_that_a_gpu_has_too_little_memory_for_is_an_estimate(job: JobConfig) -> None:
-    found = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
-    assert compiled.sentences(parse("t4x1"), job, found, steps=1000) == [
-        "compiled for 1 NVIDIA T4: 15.00 of 16 GiB per GPU",
-        "the step does not fit by this estimate in 75% of a GPU, as JAX takes no more: the largest batch is about 48",
-        "at least 2 ms a step by the arithmetic alone; real ones take 2 to 4 times that: 1,000 steps in 4 s to 8 s, "
-        "without input and checkpoints",
-    ]
-    small = found.model_copy(update={"fits": True, "largest_batch": None, "seconds": 2e-6})
-    assert compiled.sentences(parse("t4x1"), job, small)[-1] == (
-        "the arithmetic of a step takes 2 µs: starting kernels takes longer"
+    found = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, **COSTS)
+    memory, batch, time = compiled.sentences(parse("t4x1"), job, found, steps=1000)
+    assert memory == "compiled for 1 NVIDIA T4: 15.00 of 16 GiB per GPU"
+    assert batch.endswith("in 75% of a GPU, as JAX takes no more: the largest batch is about 48")
+    estimated = compiled.estimated(parse("t4x1"), job, found)
+    assert estimated is not None
+    whole = estimated.step.times(1000)
+    assert time == (
+        f"{between(estimated.step.low, estimated.step.high)} a step, limited by compute: 1,000 steps in "
+        f"{between(whole.low, whole.high)}, without input and checkpoints"
     )
+    small = found.model_copy(update={"flops": 1e6, "traffic_bytes": 1e6})
+    assert compiled.sentences(parse("t4x1"), job, small)[-1].endswith(" a step, limited by kernel launches")
 
 
 def test_a_step_of_pytorch_is_traced_for_gpus(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     of_pytorch = job.model_copy(update={"train": TrainSettings(engine="pytorch", batch_size=64, epochs=1)})
-    answer = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
+    answer = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, **COSTS)
     assert compiled.sentences(parse("t4x1"), of_pytorch, answer)[:2] == [
         "traced for 1 NVIDIA T4: 15.00 of 16 GiB per GPU, without CUDA's context and workspaces",
         "the step does not fit by this estimate in 90% of a GPU, as CUDA needs the rest: the largest batch is about 48",
@@ -106,13 +112,11 @@ def test_a_step_of_pytorch_is_traced_for_gpus(job: JobConfig, monkeypatch: pytes
 
 
 def test_the_answer_as_sentences(job: JobConfig) -> None:
-    found = Answer(devices=8, kind="TPU v3", fits=True, peak_bytes=3 * 2**30, largest_batch=512, seconds=0.06)
-    assert compiled.sentences(parse("tpu-v3-8"), job, found, steps=10_000) == [
-        "compiled for TPU v3 with 4 chips: 3.00 of 16 GiB per core",
-        "largest batch about 512; 64 is set",
-        "at least 60 ms a step by the compiler's estimate; real ones take 1 to 2 times that: 10,000 steps in 10 min to "
-        "20 min, without input and checkpoints",
-    ]
+    found = Answer(devices=8, kind="TPU v3", fits=True, peak_bytes=3 * 2**30, largest_batch=512, **COSTS)
+    memory, batch, time = compiled.sentences(parse("tpu-v3-8"), job, found, steps=10_000)
+    assert memory == "compiled for TPU v3 with 4 chips: 3.00 of 16 GiB per core"
+    assert batch == "largest batch about 512; 64 is set"
+    assert re.fullmatch(r".* a step, limited by compute: 10,000 steps in .*, without input and checkpoints", time)
     of_tensorflow = job.model_copy(update={"train": TrainSettings(batch_size=64, epochs=1)})
     found = Answer(devices=1, kind="TPU v5 lite", fits=True, peak_bytes=3 * 2**20, largest_batch=1438)
     assert compiled.sentences(parse("tpu-v5e-1x1"), of_tensorflow, found) == [

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,15 @@ from pydantic import BaseModel
 
 from slipway.core.paths import local_path
 from slipway.trainer.data.assignment import ShardAssignment
-from slipway.trainer.engines import ahead
-from slipway.trainer.engines.ahead import Answer, largest_batch
-from slipway.trainer.metrics.speed import peak_flops
+from slipway.trainer.engines import ahead, user_modules
+from slipway.trainer.engines.ahead import Answer, Costs, Profile, largest_batch
+from slipway.trainer.engines.jax import hlo
 
 if TYPE_CHECKING:
+    import jax
+
+    from slipway.core.manifest import Manifest
+    from slipway.trainer.config import JobConfig
     from slipway.trainer.engines.base import Work
 
 # libtpu neither asks for a TPU, nor writes a log or locks other processes out.
@@ -35,6 +40,9 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "JAX_TRACEBACK_FILTERING": "off",  # the last line of an error is the error
+    # Without a GPU, Triton's cost model fails for the products of some layers, such as those of ViT-B/16 on 224 pixels
+    # ("Couldn't find output tile sizes that satisfy hlo"). cuBLAS computes the same.
+    "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",
 }
 # A fifth of the time of the default effort, and nearly the same memory.
 QUICK = {"exec_time_optimization_effort": -1.0}
@@ -65,28 +73,8 @@ class Compiler:
 
     def answer(self) -> Answer:
         """Compile the job's batch, and others if the largest is wanted."""
-        import jax
-
-        from slipway.core import manifest as manifests
-        from slipway.trainer.engines.jax.devices import TopologyDevices
-        from slipway.trainer.engines.jax.engine import JaxEngine
-
-        job, topology = self.request.job, self.request.topology
-        devices = TopologyDevices(topology.name, topology.platform, topology.options, self.request.memory)
-        plan = job.plan.model_copy(update={"replicas": 1, "processes": 1, "batch_per_replica": job.train.batch_size})
-        data = local_path(job.data)
-        manifest = manifests.read(data)
-        parts = [ShardAssignment(data, manifest, rank, devices.hosts) for rank in range(devices.hosts)]
-        self._part, self._devices = max(parts, key=lambda part: part.examples("train")), devices
-        self._engine = JaxEngine(devices)
-        job = job.model_copy(update={"plan": plan})
-        self._engine.build(job, manifest)
-        try:
-            answer = self._compiled(job.train.batch_size)
-        except jax.errors.UnexpectedTracerError:  # the network keeps what it computed while it was built
-            devices.needs_values = True
-            self._engine.build(job, manifest)
-            answer = self._compiled(job.train.batch_size)
+        job, manifest = self._opened()
+        devices, answer = self._devices, self._compiled(job.train.batch_size)
         if self.request.largest or not answer.fits:
             answer.largest_batch = self._largest(job.train.batch_size, fits=answer.fits)
         if not answer.fits and job.train.engine == "jax":
@@ -101,6 +89,68 @@ class Compiler:
                     answer.savings[f"train.{setting}={str(value).lower()}"] = other.peak_bytes
         return answer
 
+    def profile(self) -> Profile:
+        """Compile the job's batch for what it takes."""
+        start = time.perf_counter()
+        job, _ = self._opened()
+        size, kept, batch = self._engine.size(), self._kept(), job.train.batch_size
+        profile = Profile(
+            devices=len(self._devices.all), variables=size.variables, trainable=size.trainable, kept_bytes=kept
+        )
+        answer = self._compiled(batch)
+        if answer.peak_bytes is None or not answer.flops:
+            return profile.model_copy(update={"unknown": answer.refusal or "XLA does not count its operations"})
+        costs = Costs(
+            batch=batch,
+            peak_bytes=answer.peak_bytes - kept,
+            flops=answer.flops,
+            traffic_bytes=answer.traffic_bytes,
+            kernels=answer.kernels,
+        )
+        taken = time.perf_counter() - start
+        return profile.model_copy(update={"costs": costs, "files": user_modules.digests(), "seconds": taken})
+
+    def _opened(self) -> tuple[JobConfig, Manifest]:
+        """Build the job's network for the devices; return the job of one process, and its data's manifest."""
+        from slipway.core import manifest as manifests
+        from slipway.trainer.engines.jax.devices import TopologyDevices
+        from slipway.trainer.engines.jax.engine import JaxEngine
+
+        job, topology = self.request.job, self.request.topology
+        devices = TopologyDevices(topology.name, topology.platform, topology.options, self.request.memory)
+        plan = job.plan.model_copy(update={"replicas": 1, "processes": 1, "batch_per_replica": job.train.batch_size})
+        data = local_path(job.data)
+        manifest = manifests.read(data)
+        parts = [ShardAssignment(data, manifest, rank, devices.hosts) for rank in range(devices.hosts)]
+        self._part, self._devices = max(parts, key=lambda part: part.examples("train")), devices
+        self._engine = JaxEngine(devices)
+        job = job.model_copy(update={"plan": plan})
+        self._engine.build(job, manifest)
+        self._rebuild = functools.partial(self._engine.build, job, manifest)
+        return job, manifest
+
+    def _lowered(self, batch: int) -> jax.stages.Lowered:
+        import jax
+
+        program, arguments = self._engine.program(self._part, batch)
+        try:
+            return program.lower(*arguments)
+        except jax.errors.UnexpectedTracerError:  # the network keeps what it computed while it was built
+            if self._devices.needs_values:
+                raise
+            self._devices.needs_values = True
+            self._rebuild()
+            return self._lowered(batch)
+
+    def _kept(self) -> int:
+        """Return the bytes of the training split that each device keeps; 0 if it is streamed."""
+        import jax
+
+        _, (_, inputs, *_) = self._engine.program(self._part, self.request.job.train.batch_size)
+        *examples, _ = inputs  # the last one is the order of the examples, or the labels of a stream
+        whole = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(examples))
+        return int(whole) // len(self._devices.all) if len(inputs) > 2 else 0
+
     def _largest(self, batch: int, *, fits: bool) -> int | None:
         """Return the largest batch that fits, of at most the whole training split."""
         unit = len(self._devices.all) * self.request.job.train.accumulation
@@ -110,11 +160,10 @@ class Compiler:
     def _compiled(self, batch: int) -> Answer:
         import jax
 
-        program, arguments = self._engine.program(self._part, batch)
         product, is_gpu = self.request.product, self.request.topology.platform == "cuda"
         kind = product if is_gpu else self._devices.all[0].device_kind
         answer = Answer(devices=len(self._devices.all), kind=kind, fits=False)
-        lowered = program.lower(*arguments)
+        lowered = self._lowered(batch)
         try:
             try:
                 compiled = lowered.compile(compiler_options=None if is_gpu else QUICK)
@@ -131,9 +180,8 @@ class Compiler:
         answer.peak_bytes = int(memory.peak_memory_in_bytes)
         answer.fits = not is_gpu or answer.peak_bytes <= GPU_MEMORY * self.request.memory
         answer.flops = self._gpu_flops(batch) if is_gpu else costs.get("flops")
-        estimated = self._gpu_seconds(answer.flops) if is_gpu else costs.get("optimal_seconds", 0.0)
-        answer.seconds = estimated if estimated > 0 else None
         text = compiled.as_text()
+        answer.traffic_bytes, answer.kernels = hlo.traffic(text)
         answer.collectives = {
             name: count for name in COLLECTIVES if (count := len(re.findall(rf" {name}(?:-start)?\(", text)))
         }
@@ -152,10 +200,6 @@ class Compiler:
             return None
         return whole and whole * batch / self.request.job.train.batch_size / len(self._devices.all)
 
-    def _gpu_seconds(self, flops: float | None) -> float:
-        peak = peak_flops(self.request.product, self._work.precision)
-        return flops / peak if flops and peak else 0.0
-
 
 def is_refusal(error: Exception) -> bool:
     """Whether the compiler says that a program needs more memory than a device has."""
@@ -169,4 +213,5 @@ def sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(Compiler(Request.model_validate_json(sys.argv[1])).answer().model_dump_json(), flush=True)
+    compiler = Compiler(Request.model_validate_json(sys.argv[1]))
+    print((compiler.profile() if compiler.request.profile else compiler.answer()).model_dump_json(), flush=True)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
-from slipway.trainer.engines import ahead
-from slipway.trainer.engines.ahead import Answer, largest_batch
-from slipway.trainer.metrics.speed import peak_flops
+from slipway.trainer.engines import ahead, user_modules
+from slipway.trainer.engines.ahead import Answer, Costs, Profile, largest_batch
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,8 @@ def answer(request: Request) -> Answer:
         return tracer.peak(batch // devices) <= GPU_MEMORY * request.memory
 
     result.peak_bytes, result.fits = tracer.peak(job.train.batch_size // devices), fits(job.train.batch_size)
-    result.flops = tracer.flops or None
+    costs = tracer.costs(job.train.batch_size // devices)
+    result.flops, result.traffic_bytes, result.kernels = costs.flops or None, costs.traffic_bytes, costs.kernels
     if request.largest or not result.fits:
         unit, most = devices * job.train.accumulation, tracer.manifest.splits["train"].examples
         result.largest_batch = largest_batch(job.train.batch_size, result.fits, unit, most, fits)
@@ -61,9 +62,23 @@ def answer(request: Request) -> Answer:
             peak = Tracer(request.model_copy(update={"job": remat})).peak(job.train.batch_size // devices)
             if peak <= GPU_MEMORY * request.memory:
                 result.savings["train.remat=true"] = peak
-    rate = peak_flops(request.product, tracer.precision)
-    result.seconds = result.flops / rate if result.flops and rate else None
     return result
+
+
+def profile(request: Request) -> Profile:
+    """Trace the step of a request's job on one device."""
+    start = time.perf_counter()
+    tracer = Tracer(request.model_copy(update={"devices": 1}))
+    costs = tracer.costs(request.job.train.batch_size)
+    return Profile(
+        devices=1,
+        costs=costs,
+        variables=tracer.size.variables,
+        trainable=tracer.size.trainable,
+        kept_bytes=tracer.kept_bytes,
+        files=user_modules.digests(),
+        seconds=time.perf_counter() - start,
+    )
 
 
 class Tracer:
@@ -72,7 +87,8 @@ class Tracer:
     Attributes:
         manifest: The data set's.
         precision: The compute precision.
-        flops: Of a step of the first batch that was traced, on one device.
+        size: The network's size.
+        kept_bytes: The size of the part of the training split that a device keeps, 0 if it is streamed.
     """
 
     def __init__(self, request: Request) -> None:
@@ -92,37 +108,45 @@ class Tracer:
         self._job = job = request.job
         self.manifest = manifest = manifests.read(local_path(job.data))
         self.precision = keras_model.prepare(job, manifest, request.devices, "GPU", request.capability)
-        self.flops: float | None = None
         self._network = pytorch_network.build_network(job.model, manifest)
-        size = pytorch_network.size(self._network.inner)
+        self.size = pytorch_network.size(self._network.inner)
         data = -(-manifest.splits["train"].examples // request.devices) * manifest.decoded_bytes
         is_kept = data <= min(MEMORY_BUDGET, DEVICE_MEMORY_FRACTION * request.memory)
         # What no operation makes: the examples on the GPU, and the gradients' copies in DistributedDataParallel.
-        self._beside = (data if is_kept else 0) + (size.trainable if request.devices > 1 else 0)
+        self.kept_bytes = data if is_kept else 0
+        self._beside = self.kept_bytes + (self.size.trainable if request.devices > 1 else 0)
         self._devices = Devices(clusters.read({}))
         self._mode, self._live = FakeTensorMode(allow_non_fake_inputs=True), Live()
         self._make_fake(self._network)
         for module in vars(torch.optim).values():
             if hasattr(module, "_get_value"):  # the number of the step, which a fake tensor does not have
                 module._get_value = lambda value: 1.0 if isinstance(value, torch.Tensor) else value
-        self._peaks: dict[int, int] = {}
+        self._known: dict[int, Costs] = {}
 
     def peak(self, size: int) -> int:
         """Return the most bytes that are in use at a time in a step of `size` examples."""
+        return self._traced(size).peak_bytes + self._beside
+
+    def costs(self, size: int) -> Costs:
+        """Return what a step of `size` examples takes, without what is kept beside it."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        if size not in self._peaks:
-            with self._mode, self._live.counting():
+        with self._mode, FlopCounterMode(display=False) as counter:  # on its own, since its hooks keep tensors
+            self._step(size).run(*self._batch(size), 0, 1e-3)
+        return self._traced(size).model_copy(update={"flops": float(counter.get_total_flops())})
+
+    def _traced(self, size: int) -> Costs:
+        """Return the costs of a step but its FLOPs."""
+        if size not in self._known:
+            live = self._live
+            with self._mode, live.counting():
                 step = self._step(size)
                 inputs, labels = self._batch(size)
-                self._live.peak = self._live.now
+                live.begin()
                 step.run(inputs, labels, 0, 1e-3)
-                self._peaks[size] = self._live.peak + self._beside
-                if self.flops is None:  # on its own, since the counter's hooks keep tensors
-                    with FlopCounterMode(display=False) as counter:
-                        step.run(inputs, labels, 0, 1e-3)
-                    self.flops = float(counter.get_total_flops())
-        return self._peaks[size]
+            traffic, kernels = live.traffic, live.kernels
+            self._known[size] = Costs(batch=size, peak_bytes=live.peak, flops=0, traffic_bytes=traffic, kernels=kernels)
+        return self._known[size]
 
     def _step(self, size: int) -> Step:
         import torch
@@ -193,11 +217,26 @@ class Tracer:
 
 
 class Live:
-    """The bytes of the tensors that are alive, `now` and at their `peak`, of those that were added."""
+    """The bytes of the tensors that are alive, `now` and at their `peak`, of those that were added.
+
+    `traffic` are those that operations read and write, each of which is one of `kernels`.
+    """
 
     def __init__(self) -> None:
-        self.now = self.peak = 0
+        self.now = self.peak = self.traffic = self.kernels = 0
         self._known: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin with the peak, the traffic and the kernels of another step."""
+        self.peak, self.traffic, self.kernels = self.now, 0, 0
+
+    def _count(self, arguments: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Count an operation, unless it only makes views or new tensors."""
+        held = {tensor.untyped_storage()._cdata for tensor in arguments}
+        new = [tensor for tensor in made if tensor.untyped_storage()._cdata not in held]
+        if arguments and (new or len(held) > 1):
+            self.traffic += sum(tensor.nbytes for tensor in (*arguments, *made))
+            self.kernels += 1
 
     def add(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage until it is freed."""
@@ -223,14 +262,17 @@ class Live:
 
         class Counting(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                arguments = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
                 made = func(*args, **(kwargs or {}))
-                for tensor in tree_iter(made):
-                    if isinstance(tensor, torch.Tensor):
-                        live.add(tensor)
+                results = [value for value in tree_iter(made) if isinstance(value, torch.Tensor)]
+                for tensor in results:
+                    live.add(tensor)
+                live._count(arguments, results)
                 return made
 
         return Counting()
 
 
 if __name__ == "__main__":
-    print(answer(Request.model_validate_json(sys.argv[1])).model_dump_json(), flush=True)
+    asked = Request.model_validate_json(sys.argv[1])
+    print((profile(asked) if asked.profile else answer(asked)).model_dump_json(), flush=True)
