@@ -40,6 +40,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "slipway.pipelines.platforms.tpu.extension": ("tpu",),
     "slipway.pipelines.setup.extension": (),
     "slipway.pipelines.prices.extension": (),
+    "slipway.pipelines.advice.extension": (),
     "slipway.pipelines.notebook.extension": (),
     "slipway.pipelines.drift.extension": (),
     "slipway.pipelines.mcp.extension": (),
@@ -173,6 +174,9 @@ class Extension:
             names; see `slipway.pipelines.prediction.inputs.Fetch`.
         outputs: Where predictions are written other than to a folder, by the prefix of its name; see
             `slipway.pipelines.prediction.output.Destination`.
+        comparison: What `slipway hardware --compare` calls; see `slipway.pipelines.advice.command.compare`.
+        chooser: What chooses hardware that a configuration leaves open; see
+            `slipway.pipelines.advice.automatic.choose`.
         image_builder: The program, as a module, that builds the image of a run's containers on this machine.
         capture: What makes a module of a function that is in none, such as one from a notebook's cell.
     """
@@ -200,6 +204,8 @@ class Extension:
     outputs: Mapping[str, str] = field(default_factory=dict)
     objects: str = ""
     folders: str = ""
+    comparison: str = ""
+    chooser: str = ""
     image_builder: str = ""
     capture: str = ""
 

@@ -160,7 +160,7 @@ class Run:
     @public
     def history(self) -> pandas.DataFrame:
         """The training history: a row per step with the metrics, and `kind`, which is train or validation."""
-        return _pandas().DataFrame([{k: v for k, v in row.items() if k != "time"} for row in self._history()])
+        return pandas_module().DataFrame([{k: v for k, v in row.items() if k != "time"} for row in self._history()])
 
     @public
     def plot(self, *metrics: str) -> Figure:
@@ -210,7 +210,7 @@ class Run:
         if matrix is None:
             raise UserError(f"Run {self.id} has no confusion matrix; its status is {self.status}.")
         names = [spec["displayName"] for spec in matrix["annotationSpecs"]]
-        pandas = _pandas()
+        pandas = pandas_module()
         return pandas.DataFrame(
             [row["row"] for row in matrix["rows"]],
             index=pandas.Index(names, name="true"),
@@ -424,7 +424,7 @@ class Runs:
             row: dict[str, Any] = {"status": record.status, "verdict": run.verdict, "seconds": record.seconds}
             row |= {"hardware": record.hardware, "created": record.created}
             rows.append(row | {name: run_values.get(name) for name in names} | record.metrics)
-        pandas = _pandas()
+        pandas = pandas_module()
         return pandas.DataFrame(rows, index=pandas.Index([run.id for run in runs], name="run"))
 
 
@@ -471,7 +471,7 @@ def reject(run: Run) -> Rejected:
     return error
 
 
-def _pandas() -> Any:
+def pandas_module() -> Any:
     from slipway.trainer.engines.installed import verify_extra
 
     verify_extra("notebook")

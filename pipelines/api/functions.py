@@ -16,7 +16,7 @@ from slipway.pipelines.api.errors import in_python, public
 from slipway.pipelines.api.existing import Run, Runs, reject, start
 from slipway.pipelines.api.notebook import findings_table, show_line
 from slipway.pipelines.options import Runner, check_runner, configuration_path
-from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
+from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote, with_hardware
 from slipway.pipelines.runs import record as records
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(
         RunFailed: The run failed.
         Rejected: See `require_promotion`.
     """
-    loaded = _loaded(configuration, settings, hardware, model, program)
+    loaded = with_hardware(_loaded(configuration, settings, hardware, model, program), target, show_line)
     check_runner(Runner(runner), Runner(runner) if platform_of(target).trains_here else Runner.process, target)
     _show_warnings(starting.check(loaded, target, runner=runner, submitting=check_project, say=show_line))
     if elsewhere := remote(target):
@@ -217,7 +217,7 @@ def check(
     from slipway.pipelines.doctor import examine_all
     from slipway.pipelines.platforms.base import Context
 
-    loaded = _loaded(configuration, settings, hardware, model, program)
+    loaded = with_hardware(_loaded(configuration, settings, hardware, model, program), target, show_line)
     return Findings(examine_all(Context(loaded, platform_of(target), False, Path.cwd())))
 
 

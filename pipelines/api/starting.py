@@ -241,6 +241,21 @@ def resumed(
         yield ready
 
 
+def cost_so_far(folder: RunFolder, record: RunRecord) -> float | None:
+    """Return what the training of a running run has cost in US dollars; None if that is nothing, or not known."""
+    platform = platform_of(record.platform)
+    if platform.trains_here or not any((step.name, step.status) == ("train", "running") for step in record.steps):
+        return None
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.hardware.prices import per_hour
+    from slipway.pipelines.hardware.rules import parse
+
+    bill = platform.bill(load(folder.configuration_file))
+    price = per_hour(parse(record.hardware), record.region or bill.region) if bill else None
+    earlier = record.cost.dollars if record.cost else 0.0
+    return None if price is None else earlier + price * platform.training_seconds(folder, record) / 3600
+
+
 def current(folder: RunFolder, say: Say) -> RunRecord:
     """Return a run's record; if it is running, updated from its platform. If that fails, say so."""
     record = folder.read()

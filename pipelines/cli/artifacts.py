@@ -19,7 +19,7 @@ from slipway.pipelines.options import (
     check_folder_of,
     configured,
 )
-from slipway.pipelines.platforms.table import DEFAULT, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, platform_of, with_hardware
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_json, print_results, say, user_errors
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def compile_(
     """Write the pipeline spec that a run executes."""
     from slipway.pipelines.api import starting
 
-    configuration = configured(file, config, overrides, hardware)
+    configuration = with_hardware(configured(file, config, overrides, hardware), target, say)
     warnings = starting.check(configuration, target, builds=False)
     show_warnings(warnings)
     show_cost(configuration, target, say)

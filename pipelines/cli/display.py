@@ -41,10 +41,16 @@ def timings_table(rows: list[Timing]) -> Table:
     return table
 
 
-def summary(record: RunRecord) -> str:
-    """Return the summary printed below the steps when a run has ended; paths and URLs are whole lines, to be copied."""
+def summary(record: RunRecord, running: Mapping[str, str] | None = None) -> str:
+    """Return the summary printed below the steps of a run; paths and URLs are whole lines, to be copied.
+
+    `running` are the labels and texts of one that is running: see `slipway.pipelines.runs.remaining.lines`.
+    """
     after = f" after {record.seconds:.1f} s" if record.seconds else ""
     rows = {"run": f"{record.run_id}: {record.status}{after}"}
+    rows |= running or {}
+    if record.choice:
+        rows["hardware"] = f"{record.hardware}, {record.choice['why']}"
     if record.verdict:
         rows["verdict"] = f"{record.verdict['decision']}. {' '.join(record.verdict['reasons'])}"
     if record.refused:
@@ -203,7 +209,7 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
             "" if record.seconds is None else f"{record.seconds:.1f}",
             "" if record.cost is None else f"~${record.cost.dollars:,.2f}",
         ))  # fmt: skip
-    header, *lines = _in_columns(rows)
+    header, *lines = in_columns(rows)
     below = [f"\n  [dim]{escape(text)}[/]" if text else "" for text in differences(settings)]
     return [f"[bold]{header}[/]", *(escape(line) + more for line, more in zip(lines, below, strict=True))]
 
@@ -222,7 +228,7 @@ def running_lines(running: Sequence[Running]) -> list[str]:
         rows.append(
             (active.run_id, active.target, where, steps, since, price(active.per_hour), price(active.worst_case))
         )
-    header, *lines = _in_columns(rows)
+    header, *lines = in_columns(rows)
     known = [run.per_hour for run in running if run.per_hour]
     unknown = sum(run.per_hour is None for run in running)
     least = "at least " if unknown else ""
@@ -232,7 +238,8 @@ def running_lines(running: Sequence[Running]) -> list[str]:
     return [f"[bold]{header}[/]", *map(escape, [*lines, *cost])]
 
 
-def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines, whose columns are as wide as they have to be."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 

@@ -51,8 +51,9 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a run's steps, result and error."""
+    from slipway.pipelines.api import starting
     from slipway.pipelines.cli import display
-    from slipway.pipelines.runs import progress
+    from slipway.pipelines.runs import progress, remaining
     from slipway.pipelines.runs import record as runs
 
     if every:
@@ -78,7 +79,9 @@ def status(
         return
     for step in record.steps:
         console.print(progress.step_line(step, judged=not record.rehearsal))
-    console.print(display.summary(record))
+    console.print(
+        display.summary(record, remaining.lines(folder, record, lambda: starting.cost_so_far(folder, record)))
+    )
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}")
 

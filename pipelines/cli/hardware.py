@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.options import Configuration, Json, Overrides
+from slipway.pipelines.options import Configuration, Json, Overrides, configured
 from slipway.pipelines.terminal import console, error_console, print_json, user_errors
 from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
+    from slipway.core.values import JsonObject
+    from slipway.pipelines.config.config import RunConfig
     from slipway.trainer.engines.ahead import Answer
 
 
@@ -35,12 +37,38 @@ def hardware(
     ] = None,
     config: Configuration = None,
     overrides: Overrides = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare the time and price of a configuration's training on all.")
+    ] = False,
+    spot: Annotated[bool, typer.Option("--spot", help="With --compare, Spot machines.")] = False,
+    max_replicas: Annotated[
+        int, typer.Option("--max-replicas", min=1, metavar="N", help="With --compare, replicas at most.")
+    ] = 4,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --compare, only what trains in this time, such as 6h.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="DOLLARS", min=0, help="With --compare, only what costs at most as much.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="With --compare, the page to write.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the available hardware, or show what one choice resolves to or why it is refused.
 
-    With CHOICE and --config, the training step is compiled for it, if it is a TPU: its memory and the largest batch.
+    With CHOICE and --config, the training step is compiled for it: its memory, the largest batch, the least time. With
+    --compare, all hardware is compared for a configuration: whether it fits, how long the training takes, what it
+    costs, and what limits it. Before anything runs, the step is compiled for GPUs and TPUs and timed on this CPU.
     """
+    if compare:
+        limits = {
+            "region": region, "accelerator": accelerator, "spot": spot, "max_replicas": max_replicas,
+            "deadline": deadline, "budget": budget,
+        }  # fmt: skip
+        _compare(choice, configured(None, config, overrides), limits, output, as_json=as_json)
+        return
+    _check_alone({"--spot": spot, "--deadline": deadline, "--budget": budget, "--output": output})
     from slipway.pipelines.hardware import command
 
     step = _compiled(choice, config, overrides or ()) if choice and config else None
@@ -54,6 +82,29 @@ def hardware(
         command.show_list(console, region, accelerator, engine)
     else:
         command.show_choice(console, choice, region, engine, step[1] if step else ())
+
+
+def _compare(choice: str | None, config: RunConfig, limits: JsonObject, output: Path | None, *, as_json: bool) -> None:
+    from slipway import extensions
+
+    if choice is not None:
+        raise UserError(
+            f"--compare compares all hardware, and {choice} is one choice.",
+            setting="CHOICE",
+            value=choice,
+            fix="slipway hardware --compare, with --accelerator for one kind",
+        )
+    comparisons = extensions.references("comparison")
+    if not comparisons:
+        raise UserError("No extension compares hardware.", setting="--compare", value=True, fix="slipway hardware")
+    extensions.load(comparisons[0])(config, limits, output, as_json=as_json)
+
+
+def _check_alone(options: dict[str, object]) -> None:
+    """Refuse options that mean nothing without --compare."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UserError(f"{given[0]} applies only with --compare.", setting=given[0], fix=f"--compare {given[0]}")
 
 
 def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answer, list[str]]:

@@ -20,13 +20,14 @@ from slipway.pipelines.options import (
     configuration_path,
     configured,
 )
-from slipway.pipelines.platforms.table import DEFAULT, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, platform_of, with_hardware
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     command_group,
     console,
     error_console,
     print_json,
+    say,
     user_errors,
 )
 
@@ -53,7 +54,7 @@ def doctor(
     from slipway.pipelines.doctor import checks_of, examine_all
     from slipway.pipelines.platforms.base import Context
 
-    configuration = configured(file, config, overrides, hardware)
+    configuration = with_hardware(configured(file, config, overrides, hardware), target, say)
     check_runner_on(target, runner)
     context = Context(configuration, platform_of(target), False, Path.cwd(), runner.value)
     width = max(len(check.name) for check in checks_of(context.platform))

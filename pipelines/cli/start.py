@@ -29,13 +29,14 @@ from slipway.pipelines.options import (
     configuration_path,
     configured,
 )
-from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
+from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote, with_hardware
 from slipway.pipelines.terminal import (
     EXIT_INTERRUPTED,
     EXIT_REJECTED,
     console,
     error_console,
     print_json,
+    say,
     user_errors,
 )
 
@@ -123,6 +124,7 @@ def run(
     folded: list[dict[str, JsonObject]] = []
     if folds > 1:
         configuration, folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
+    configuration = with_hardware(configuration, target, outcome.say)
     check_runner_on(target, runner)
     if repeat > 1:
         _check_seed(configuration, repeat)
@@ -229,6 +231,7 @@ def rehearse(
     from slipway.pipelines.api import starting
 
     configuration = starting.rehearsed(configuration_path(file, config), overrides or (), hardware, steps)
+    configuration = with_hardware(configuration, DEFAULT, say)
     show_warnings(starting.check(configuration, DEFAULT, rehearsal=True))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     with starting.new(configuration, DEFAULT, outcome.say, rehearsal=steps) as ready:

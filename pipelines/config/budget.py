@@ -37,7 +37,12 @@ class BudgetSettings(Settings):
     @property
     def idle_seconds(self) -> int | None:
         """How long the training may do nothing, in seconds; None: forever."""
-        return int(self.idle[:-1]) * SECONDS[self.idle[-1]] if self.idle else None
+        return seconds_of(self.idle) if self.idle else None
+
+
+def seconds_of(time: str) -> int:
+    """Return the seconds of a time with a unit, such as "30m"."""
+    return int(time[:-1]) * SECONDS[time[-1]]
 
 
 Budget: TypeAlias = Annotated[float, Field(gt=0)] | BudgetSettings

@@ -28,7 +28,8 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
 from slipway.core.idle import IDLE_VARIABLE
 from slipway.core.manifest import TaskName
-from slipway.pipelines.config.budget import Budget, BudgetSettings, check_idle
+from slipway.core.values import JsonObject
+from slipway.pipelines.config.budget import TIME_PATTERN, Budget, BudgetSettings, check_idle, seconds_of
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
@@ -41,15 +42,19 @@ from slipway.trainer.settings import Settings
 
 Section = TypeVar("Section", bound=BaseModel)
 ALWAYS = "always"
+# What stands for the cheapest hardware that keeps deadline and budget.
+AUTO = "auto"
 HARDWARE_EXAMPLES = ("cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4")
 
 
 def _candidates(value: object) -> tuple[Hardware, ...]:
-    """Return the hardware that a configuration lists, without repetitions.
+    """Return the hardware that a configuration lists, without repetitions; none for `AUTO`.
 
     Raises:
         UserError: None is listed, or Vertex AI would not accept one.
     """
+    if value in (AUTO, ()):
+        return ()
     choices = value if isinstance(value, list | tuple) else [value]
     if not choices:
         raise UserError("The list of hardware is empty.", setting="hardware", value=value, fix="--hardware cpu")
@@ -58,14 +63,14 @@ def _candidates(value: object) -> tuple[Hardware, ...]:
 
 def _written(candidates: tuple[Hardware, ...]) -> str | list[str]:
     """Return what a file has for the hardware: the text of one choice, or a list of several."""
-    texts = [str(hardware) for hardware in candidates]
+    texts = [str(hardware) for hardware in candidates] or [AUTO]
     return texts[0] if len(texts) == 1 else texts
 
 
 # The forms in a file: text, a mapping with Vertex AI's names, a list of these.
 _HARDWARE_SCHEMA: dict[str, Any] = {
     "type": ["string", "object", "array"],
-    "pattern": PATTERN,
+    "pattern": rf"^{AUTO}$|{PATTERN}",
     "properties": {key: {} for key in ("choice", *KEYS)},
     "additionalProperties": False,
     "items": {"type": ["string", "object"]},
@@ -106,6 +111,7 @@ class RunConfig(Settings, defer_build=True):
 
     _file: Path | None = PrivateAttr(default=None)
     _chosen: Hardware | None = PrivateAttr(default=None)
+    _choice: JsonObject | None = PrivateAttr(default=None)
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]*$",
         max_length=40,
@@ -116,7 +122,8 @@ class RunConfig(Settings, defer_build=True):
         validate_default=True,
         description="Training hardware, such as cpu, cpu*2, gpu, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
         "Vertex AI's names. `slipway hardware` lists all choices. On Vertex AI also a list, from which a run takes the "
-        "next one when there is no quota or capacity: [l4x4*2, a100x2*2+spot].",
+        "next one when there is no quota or capacity: [l4x4*2, a100x2*2+spot]. auto: such a list of the cheapest that "
+        "keep `deadline` and `budget`, by an estimate.",
     )
     task: TaskName = Field(
         default="classification",
@@ -141,6 +148,12 @@ class RunConfig(Settings, defer_build=True):
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
     when: str = Field(default=ALWAYS, description="When the run trains.")
+    deadline: str | None = Field(
+        default=None,
+        pattern=TIME_PATTERN,
+        examples=["6h"],
+        description="With `hardware: auto`, how long the training may take, such as 6h; null: any time.",
+    )
     budget: Budget | None = Field(
         default=None, description="What the training may cost; a number is short for `dollars`; null: anything."
     )
@@ -219,7 +232,19 @@ class RunConfig(Settings, defer_build=True):
 
     @property
     def training_hardware(self) -> Hardware:
-        """The hardware that trains: of several candidates the chosen one, else the first."""
+        """The hardware that trains: of several candidates the chosen one, else the first.
+
+        Raises:
+            UserError: It is `AUTO`, and was not chosen yet.
+        """
+        if self._chosen is None and not self.hardware:
+            raise UserError(
+                "This command needs hardware, which the configuration leaves open.",
+                setting="hardware",
+                value=AUTO,
+                allowed="one choice",
+                fix="--hardware cpu, or slipway hardware --compare",
+            )
         return self._chosen or self.hardware[0]
 
     @property
@@ -231,6 +256,28 @@ class RunConfig(Settings, defer_build=True):
         """Return the configuration of a run on one of the candidates, with other settings in these sections."""
         chosen = self.model_copy(update=sections)
         chosen._chosen = hardware
+        return chosen
+
+    @property
+    def deadline_seconds(self) -> int | None:
+        """How long the training may take, in seconds; None: any time."""
+        return seconds_of(self.deadline) if self.deadline else None
+
+    @property
+    def choice(self) -> JsonObject | None:
+        """Why this hardware was chosen, if it was left open; see `chosen_from`."""
+        return self._choice
+
+    @property
+    def estimate(self) -> JsonObject | None:
+        """What training on the first of the hardware that was chosen was estimated to take; None if it was not."""
+        estimates = (self._choice or {}).get("estimates")
+        return estimates[0] if estimates else None
+
+    def chosen_from(self, hardware: Iterable[Hardware], choice: JsonObject) -> RunConfig:
+        """Return the configuration with the hardware that was chosen where it was left open, and why it was."""
+        chosen = self.model_copy(update={"hardware": tuple(hardware)})
+        chosen._choice = choice
         return chosen
 
     @property

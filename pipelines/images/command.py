@@ -15,7 +15,7 @@ from slipway.pipelines.images.build import Content, build_images
 from slipway.pipelines.images.local import LocalImages
 from slipway.pipelines.images.platform import WithImages
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configured
-from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of, with_hardware
 from slipway.pipelines.terminal import say, user_errors
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def build(
 ) -> None:
     """Build the images that a run needs, skip those already in the registry, and print their digests."""
     configuration = configured(file, config, overrides, hardware)
-    images = _images_of(target or _building(configuration))
+    target = target or _building(configuration)
+    configuration = with_hardware(configuration, target, say)
+    images = _images_of(target)
     if listed:
         contents = [Content.of(image) for image in images.wanted_images(configuration, say).values()]
         text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"

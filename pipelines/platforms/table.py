@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from slipway import extensions
 from slipway.core.errors import UserError
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
 from slipway.pipelines.platforms.local.platform import LocalPlatform
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
 
 DEFAULT = LocalPlatform.name
 _ADDED = map(extensions.load, extensions.references("platforms"))
@@ -21,6 +27,15 @@ def platform_of(name: str) -> Platform:
     if name not in PLATFORMS:
         raise UserError.unknown("platform", name, PLATFORMS, setting="--target")
     return PLATFORMS[name]
+
+
+def with_hardware(config: RunConfig, name: str, say: Callable[[str], None]) -> RunConfig:
+    """Return a configuration with hardware: if it leaves that open, with what is chosen for a platform."""
+    if config.hardware:
+        return config
+    from slipway.pipelines.config.automatic import chosen
+
+    return chosen(config, platform_of(name), say)
 
 
 def remote(name: str) -> RemotePlatform | None:

@@ -178,6 +178,9 @@ class RunRecord:
         cost: An estimate of what the training cost; None if that is nothing, or its price is not known.
         at_most: What a training in progress may cost in US dollars; None if its price is not known.
         labels: The labels of the run on Google Cloud.
+        choice: From what the hardware was chosen, and why, if the configuration left it open.
+        estimate: What the training was estimated to take: `seconds` of all steps and `cost` in US dollars, each with
+            `low`, `middle` and `high`; None if it was not.
     """
 
     format: int = formats.FORMAT
@@ -213,6 +216,8 @@ class RunRecord:
     cost: CostRecord | None = None
     at_most: float | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    choice: JsonObject | None = None
+    estimate: JsonObject | None = None
 
     def __post_init__(self) -> None:
         if self.format > formats.FORMAT:
@@ -407,6 +412,12 @@ class RunFolder:
     def holder(self) -> lock.Holder | None:
         """Return the process that executes the run on this machine, or None if none does."""
         return lock.holder(self.lock_file)
+
+
+def estimate_on(record: RunRecord) -> JsonObject | None:
+    """Return what was estimated of the hardware on which a run trains now, of the candidates that were chosen."""
+    estimates = (record.choice or {}).get("estimates", [])
+    return next((made for made in estimates if record.hardware.startswith(made["hardware"])), None)
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:

@@ -10,8 +10,8 @@ from slipway.core.values import spoken
 from slipway.pipelines.cli.targets import target_option
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configured
 from slipway.pipelines.platforms.capabilities import WithSetup
-from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
-from slipway.pipelines.terminal import EXIT_FAILED, interrupted, user_errors
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of, with_hardware
+from slipway.pipelines.terminal import EXIT_FAILED, interrupted, say, user_errors
 
 PREPARED = [name for name, platform in PLATFORMS.items() if isinstance(platform, WithSetup)] or [DEFAULT]
 SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {spoken(PREPARED)}.", PREPARED)]
@@ -29,7 +29,7 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Show or create what runs need: on Vertex AI and TPUs APIs, bucket, accounts, roles; on Kubeflow a Role."""
-    configuration = configured(file, config, overrides, hardware)
+    configuration = with_hardware(configured(file, config, overrides, hardware), target, say)
     platform = platform_of(target)
     assert isinstance(platform, WithSetup)  # one of PREPARED
     if not platform.setup(configuration, apply=apply, as_json=as_json):

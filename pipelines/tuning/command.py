@@ -14,8 +14,8 @@ from slipway.core.values import spoken
 from slipway.pipelines.cli.start import Outcome
 from slipway.pipelines.cli.targets import Target, show_cost, show_warnings
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
-from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
-from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of, with_hardware
+from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, say, user_errors
 from slipway.pipelines.tuning.platform import WithSearch
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def tune(
             fix="remove --continue; a run is continued by slipway run --resume RUN",
         )
     path = configuration_path(file, config)
-    configuration = load(path, overrides or (), hardware)
+    configuration = with_hardware(load(path, overrides or (), hardware), target, say)
     settings = search.settings_of(configuration)
     for values in search.extremes(settings.parameters):  # whether they are valid
         load(path, [*(overrides or ()), *search.overrides(values, configuration.train.arguments)], hardware)

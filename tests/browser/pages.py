@@ -23,8 +23,10 @@ from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.manifest import Input, Manifest, Shard, Split, TaskName
+from slipway.pipelines.advice.page import written
 from tests.components.evaluate.conftest import png
 from tests.components.prepare_data.conftest import encoded_image
+from tests.pipelines.advice.test_page import OFFERS, compared, offer
 
 RUN = "digits-20261125-101500-0a1b"
 ALIKE = [f"Diabetic retinopathy, {each}" for each in ("mild", "moderate", "severe", "proliferative")]
@@ -232,7 +234,29 @@ def drift(folder: Path) -> Path:
     return folder / "drift.html"
 
 
-OTHERS: dict[str, Callable[[Path], Path]] = {"drift": drift}
+def hardware(folder: Path) -> Path:
+    """The page of a comparison of many choices of hardware, with a deadline and a budget."""
+    folder.mkdir(parents=True)
+    offers = [
+        offer(f"{base}*{replicas}" if replicas > 1 else base, hours / replicas**0.8, per_hour * replicas)
+        for base, hours, per_hour in HARDWARE
+        for replicas in (1, 2, 4)
+    ]
+    comparison = compared([*OFFERS, *offers], deadline=6 * 3600, budget=40)
+    comparison["measured"] = [
+        {"hardware": "l4x1", "estimated_seconds": 14_000, "measured_seconds": 15_200, "run": f"{RUN[:-1]}{number}"}
+        for number in range(3)
+    ]
+    (folder / "hardware.html").write_text(written(comparison, "Hardware for eyes"))
+    return folder / "hardware.html"
+
+
+HARDWARE = (
+    ("t4x2", 4.5, 0.9), ("l4x2", 2.2, 2.0), ("l4x8", 0.9, 8.0), ("a100x1", 2.0, 3.7), ("a100x2", 1.3, 7.3),
+    ("a100x16", 0.3, 56), ("a100-80gbx2", 1.1, 11), ("h100x1", 1.1, 11), ("h100x2", 0.8, 22), ("h200x8", 0.38, 87),
+    ("b200x8", 0.28, 91), ("cpu@n2-standard-16", 150, 0.8),
+)  # fmt: skip
+OTHERS: dict[str, Callable[[Path], Path]] = {"drift": drift, "hardware": hardware}
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ FOLLOWED = (
     Case("explain a cancelled run", "explain", text="has not failed; its status is cancelled"),
     Case("resume", "run --resume latest", text="✓ register_model .* succeeded .* verdict promote", forked=True),
     Case("status of a run that has ended", "status --follow", text="✓ train .* succeeded", forked=True),
-    Case("bill", "runs bill", text="together .* s 100.0% .* by list prices of", forked=True),
+    Case("bill", "runs bill", text="together .* by list prices of", forked=True),
     Case("track", "runs track latest", text="/#/experiments/"),
     Case(
         "track to a server that is down",

@@ -100,6 +100,8 @@ def new_record(
         steps=[StepRecord(name=name) for name in steps_on(platform) if name not in absent],
         at_most=bill.worst_case if bill else None,
         labels=labels_of(config, platform),
+        choice=config.choice,
+        estimate=config.estimate,
     )
 
 

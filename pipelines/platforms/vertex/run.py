@@ -157,7 +157,8 @@ class VertexRun:
             earlier.trained or any((step.name, step.status) == ("train", "succeeded") for step in earlier.steps)
         )
         if earlier is not None:
-            record.cost, record.refused = earlier.cost, earlier.refused
+            record.cost, record.refused, record.choice = earlier.cost, earlier.refused, earlier.choice
+            record.estimate = runs.estimate_on(record)
         if not record.trained:
             self.bill.check(self.config.dollars, record.cost.dollars if record.cost else 0.0)
             check_month(self.config, record.platform, self.bill, running=self.folder.run_id)
@@ -541,6 +542,8 @@ class VertexRun:
             steps=[],
             at_most=self.bill.worst_case,
             labels=labels_of(self.config, "vertex"),
+            choice=self.config.choice,
+            estimate=self.config.estimate,
         )
 
     def _never_started(self, record: RunRecord, error: UserError) -> None:

@@ -125,7 +125,7 @@ def test_the_curve_shows_the_validation_loss_and_else_the_training_loss() -> Non
 def test_the_package_offers_the_api_and_nothing_else() -> None:
     assert set(dir(slipway)) == {
         "CrossValidation", "Model", "Rejected", "Report", "Run", "RunFailed", "Runs",
-        "check", "compare", "cross_validate", "model", "rehearse", "run", "runs",
+        "check", "compare", "cross_validate", "hardware", "model", "rehearse", "run", "runs",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute 'launch'"):
         slipway.launch  # noqa: B018

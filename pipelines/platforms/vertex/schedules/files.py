@@ -9,13 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo, available_timezones
 
+from slipway import extensions
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.config.automatic import chosen
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.config.files import ConfigurationFile, Files, errors_in
 from slipway.pipelines.parameters import is_parameter
 from slipway.pipelines.platforms.vertex.schedules.cron import parse, run_times
 from slipway.pipelines.platforms.vertex.schedules.settings import ScheduleSettings
 from slipway.pipelines.platforms.vertex.settings import vertex_of
+from slipway.pipelines.terminal import say
+
+# The platform, whose module imports this one.
+PLATFORM = "slipway.pipelines.platforms.vertex.platform:VertexPlatform"
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ def build(path: Path, settings: ScheduleSettings) -> ScheduleFile:
             )
     config = load(settings.configuration, settings.set, settings.hardware)
     vertex_of(config)
+    config = chosen(config, extensions.load(PLATFORM)(), say)
     return ScheduleFile(path, config, settings, _defaults(settings, config), cron, zone, start, end)
 
 

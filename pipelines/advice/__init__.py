@@ -1,0 +1,1 @@
+"""Which hardware trains a configuration, how long it takes and what it costs."""
