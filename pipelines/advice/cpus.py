@@ -82,7 +82,7 @@ def rates(job: JobConfig, say: Callable[[str], None]) -> Speed:
     lacking = [name for name in ENGINES[job.train.engine].modules if not is_installed(name)]
     if lacking:
         extra = package(ENGINES[job.train.engine].extra)
-        return Speed(Rates(cores=1, unknown=f"without {' and '.join(lacking)}: pip install '{extra}'"))
+        return Speed(Rates(cores=1, unknown=f"without {' and '.join(lacking)}: pip install {extra}"))
 
     def measured_on(request: Request) -> Rates:
         return profile.kept(request, Rates, lambda: _measured(request, say))

@@ -59,10 +59,10 @@ LIBRARIES = ("jax", "libtpu", "jax-cuda12-plugin", "torch", "keras", "tensorflow
 def missing(platform: Platform, engine: str) -> str | None:
     """Return why an engine's steps cannot be compiled or traced here, as a phrase; None if they can."""
     if program(platform, engine) == "traced":
-        return None if is_installed("torch") else f"without torch: pip install '{package('pytorch')}'"
+        return None if is_installed("torch") else f"without torch: pip install {package('pytorch')}"
     modules, extras = compiled.COMPILERS[platform]
     lacking = [name for name in modules if not is_installed(name)]
-    return f"without {' and '.join(lacking)}: pip install '{package(extras)}'" if lacking else None
+    return f"without {' and '.join(lacking)}: pip install {package(extras)}" if lacking else None
 
 
 def profile(platform: Platform, job: JobConfig, say: Callable[[str], None]) -> Profile:
