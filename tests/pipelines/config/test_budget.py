@@ -14,7 +14,12 @@ from slipway.core.idle import IDLE_VARIABLE
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.trainer.config import TrainSettings
 
-DIGITS = yaml.safe_load((Path(__file__).parents[3] / "configs" / "digits.yaml").read_text())
+DIGITS = {
+    "name": "digits",
+    "data": {"source": "digits"},
+    "model": {"builder": "slipway.trainer.models.digits:build"},
+    "train": {"epochs": 3, "batch_size": 64},
+}
 PROGRAM = {"name": "program", "data": {"uri": "gs://bucket/data"}, "train": {"module": "task"}}
 
 
