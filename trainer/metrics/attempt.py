@@ -117,7 +117,7 @@ def _process_age() -> float:
     """Return how many seconds ago this process was started, or forked; 0 where the system does not say."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 0.0
-    return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+    started = (ticks + 1) / os.sysconf("SC_CLK_TCK")  # the end of the tick: not before what caused it
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
