@@ -9,11 +9,11 @@ from pydantic import Field
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import Hardware
+from slipway.pipelines.hardware.grammar import read_time
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.settings import Settings
 
 TIME_PATTERN = r"^[1-9]\d{0,3}[mhd]$"
-SECONDS = {"m": 60, "h": 3600, "d": 86400}
 
 
 class BudgetSettings(Settings):
@@ -37,12 +37,7 @@ class BudgetSettings(Settings):
     @property
     def idle_seconds(self) -> int | None:
         """How long the training may do nothing, in seconds; None: forever."""
-        return seconds_of(self.idle) if self.idle else None
-
-
-def seconds_of(time: str) -> int:
-    """Return the seconds of a time with a unit, such as "30m"."""
-    return int(time[:-1]) * SECONDS[time[-1]]
+        return read_time(self.idle) if self.idle else None
 
 
 Budget: TypeAlias = Annotated[float, Field(gt=0)] | BudgetSettings

@@ -29,12 +29,12 @@ from slipway.core.errors import UserError
 from slipway.core.idle import IDLE_VARIABLE
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.budget import TIME_PATTERN, Budget, BudgetSettings, check_idle, seconds_of
+from slipway.pipelines.config.budget import TIME_PATTERN, Budget, BudgetSettings, check_idle
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.values import read_values
 from slipway.pipelines.hardware import Hardware, parse
-from slipway.pipelines.hardware.grammar import KEYS, PATTERN
+from slipway.pipelines.hardware.grammar import KEYS, PATTERN, read_time
 from slipway.serving.settings import ServeSettings
 from slipway.trainer.checks import check_settings
 from slipway.trainer.config import ModelSettings, TrainSettings
@@ -261,18 +261,12 @@ class RunConfig(Settings, defer_build=True):
     @property
     def deadline_seconds(self) -> int | None:
         """How long the training may take, in seconds; None: any time."""
-        return seconds_of(self.deadline) if self.deadline else None
+        return read_time(self.deadline) if self.deadline else None
 
     @property
     def choice(self) -> JsonObject | None:
         """Why this hardware was chosen, if it was left open; see `chosen_from`."""
         return self._choice
-
-    @property
-    def estimate(self) -> JsonObject | None:
-        """What training on the first of the hardware that was chosen was estimated to take; None if it was not."""
-        estimates = (self._choice or {}).get("estimates")
-        return estimates[0] if estimates else None
 
     def chosen_from(self, hardware: Iterable[Hardware], choice: JsonObject) -> RunConfig:
         """Return the configuration with the hardware that was chosen where it was left open, and why it was."""

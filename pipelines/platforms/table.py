@@ -31,8 +31,6 @@ def platform_of(name: str) -> Platform:
 
 def with_hardware(config: RunConfig, name: str, say: Callable[[str], None]) -> RunConfig:
     """Return a configuration with hardware: if it leaves that open, with what is chosen for a platform."""
-    if config.hardware:
-        return config
     from slipway.pipelines.config.automatic import chosen
 
     return chosen(config, platform_of(name), say)

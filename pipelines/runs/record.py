@@ -416,8 +416,8 @@ class RunFolder:
 
 def estimate_on(record: RunRecord) -> JsonObject | None:
     """Return what was estimated of the hardware on which a run trains now, of the candidates that were chosen."""
-    estimates = (record.choice or {}).get("estimates", [])
-    return next((made for made in estimates if record.hardware.startswith(made["hardware"])), None)
+    choice = record.choice or {}
+    return dict(zip(choice.get("chosen", ()), choice.get("estimates", ()), strict=False)).get(record.hardware)
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:

@@ -101,7 +101,6 @@ def new_record(
         at_most=bill.worst_case if bill else None,
         labels=labels_of(config, platform),
         choice=config.choice,
-        estimate=config.estimate,
     )
 
 

@@ -158,7 +158,7 @@ class VertexRun:
         )
         if earlier is not None:
             record.cost, record.refused, record.choice = earlier.cost, earlier.refused, earlier.choice
-            record.estimate = runs.estimate_on(record)
+        record.estimate = runs.estimate_on(record)
         if not record.trained:
             self.bill.check(self.config.dollars, record.cost.dollars if record.cost else 0.0)
             check_month(self.config, record.platform, self.bill, running=self.folder.run_id)
@@ -543,7 +543,6 @@ class VertexRun:
             at_most=self.bill.worst_case,
             labels=labels_of(self.config, "vertex"),
             choice=self.config.choice,
-            estimate=self.config.estimate,
         )
 
     def _never_started(self, record: RunRecord, error: UserError) -> None:

@@ -74,8 +74,12 @@ def test_of_what_is_not_running_or_not_known_nothing_is_said(folder: RunFolder) 
 
 def test_the_estimate_is_that_of_the_hardware_that_trains() -> None:
     other = {**ESTIMATE, "hardware": "t4x1"}
-    record = running(choice={"estimates": [ESTIMATE, other]})
+    larger = {**ESTIMATE, "hardware": "l4x1*2"}
+    chosen = ["l4x1", "l4x1*2", "t4x1+timeout=2h"]
+    record = running(choice={"chosen": chosen, "estimates": [ESTIMATE, larger, other]})
     assert estimate_on(record) == ESTIMATE
+    record.hardware = "l4x1*2"  # begins like the first
+    assert estimate_on(record) == larger
     record.hardware = "t4x1+timeout=2h"
     assert estimate_on(record) == other
     record.hardware = "a100x1"
