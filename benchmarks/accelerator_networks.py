@@ -43,24 +43,38 @@ def decoder(
 
 
 class Block(layers.Layer):
-    """Causal attention with grouped queries, and a gated feed-forward layer, with residual connections."""
+    """Attention with grouped queries, and a feed-forward layer, with residual connections; a norm is before each.
 
-    def __init__(self, width: int, heads: int, groups: int, hidden: int) -> None:
+    Args:
+        width: Units between the blocks.
+        heads: Heads of the queries.
+        groups: Heads of keys and values.
+        hidden: Units of the feed-forward layer.
+        causal: Whether tokens attend to earlier ones only.
+        gated: Whether the feed-forward layer is gated, as Llama's is; otherwise its activation is GELU.
+        norm: The class of the norms.
+        bias: Whether the dense layers have biases.
+    """
+
+    def __init__(
+        self, width: int, heads: int, groups: int, hidden: int, *, causal: bool = True, gated: bool = True,
+        norm: type[layers.Layer] = layers.RMSNormalization, bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.heads, self.groups, self.size, self.causal = heads, groups, width // heads, causal
         with keras.RematScope(mode=None):
-            self.before = [layers.RMSNormalization() for _ in range(2)]
-            self.queries = layers.Dense(width, use_bias=False)
-            self.keys, self.values = (layers.Dense(groups * self.size, use_bias=False) for _ in range(2))
-            self.attended = layers.Dense(width, use_bias=False)
-            self.gate, self.up = (layers.Dense(hidden, use_bias=False) for _ in range(2))
-            self.down = layers.Dense(width, use_bias=False)
+            self.before = [norm() for _ in range(2)]
+            self.queries = layers.Dense(width, use_bias=bias)
+            self.keys, self.values = (layers.Dense(groups * self.size, use_bias=bias) for _ in range(2))
+            self.attended = layers.Dense(width, use_bias=bias)
+            self.up = [layers.Dense(hidden, use_bias=bias) for _ in range(2 if gated else 1)]
+            self.down = layers.Dense(width, use_bias=bias)
 
     def build(self, shape: Sequence[int | None]) -> None:
         """Create the variables for inputs [batch, tokens, width]."""
-        for layer in (*self.before, self.queries, self.keys, self.values, self.attended, self.gate, self.up):
+        for layer in (*self.before, self.queries, self.keys, self.values, self.attended, *self.up):
             layer.build(shape)
-        self.down.build((*shape[:-1], self.gate.units))
+        self.down.build((*shape[:-1], self.up[0].units))
         super().build(shape)
 
     def call(self, x: Any) -> Any:
@@ -69,10 +83,15 @@ class Block(layers.Layer):
         y = self.before[0](x)
         query = ops.reshape(self.queries(y), (-1, length, self.heads, self.size))
         key, value = (
-            ops.repeat(ops.reshape(each(y), (-1, length, self.groups, self.size)), self.heads // self.groups, axis=2)
-            for each in (self.keys, self.values)
+            ops.repeat(ops.reshape(layer(y), (-1, length, self.groups, self.size)), self.heads // self.groups, axis=2)
+            for layer in (self.keys, self.values)
         )
-        attended = ops.dot_product_attention(query, key, value, is_causal=True)
+        attended = ops.dot_product_attention(query, key, value, is_causal=self.causal)
         z = x + self.attended(ops.reshape(attended, (-1, length, self.heads * self.size)))
         y = self.before[1](z)
-        return z + self.down(ops.silu(self.gate(y)) * self.up(y))
+        first, *second = (up(y) for up in self.up)
+        return z + self.down(ops.silu(first) * second[0] if second else ops.gelu(first))
+
+    def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """Return the result's shape, which Keras on PyTorch would compute by executing the layer."""
+        return keras.KerasTensor(x.shape, self.compute_dtype)

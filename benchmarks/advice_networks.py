@@ -8,6 +8,10 @@ from typing import Any
 import keras
 from keras import layers, ops
 
+from benchmarks.accelerator_networks import Block
+
+AS_BERT: dict[str, Any] = {"norm": layers.LayerNormalization, "bias": True}
+
 
 def image_network(image_shape: tuple[int, int, int], classes: int, *, name: str) -> keras.Model:
     """Return a network of keras.applications without pretrained weights, such as ResNet50 or EfficientNetB4."""
@@ -25,7 +29,7 @@ def vision_transformer(
     x = layers.Reshape((-1, width))(x)
     x = Positions()(x)
     for _ in range(blocks):
-        x = Block(width, heads, heads, 4 * width)(x)
+        x = Block(width, heads, heads, 4 * width, causal=False, gated=False, **AS_BERT)(x)
     x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
     return keras.Model(images, layers.Dense(classes)(x))
 
@@ -64,7 +68,7 @@ def language_model(
     x = Positions()(layers.Embedding(column.values, width)(tokens))
     with keras.RematScope(mode="full" if remat else None):
         for _ in range(blocks):
-            x = Block(width, heads, groups or heads, hidden, causal=causal, gated=gated)(x)
+            x = Block(width, heads, groups or heads, hidden, causal=causal, gated=gated, **AS_BERT)(x)
     x = layers.LayerNormalization()(x)[:, : max(1, round(predicted * column.shape[0]))]
     return keras.Model({name: tokens}, Pooled()(layers.Dense(outputs)(x)))
 
@@ -112,46 +116,3 @@ class Pooled(layers.Layer):
     def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
         """Return the result's shape."""
         return keras.KerasTensor((x.shape[0], x.shape[2]), "float32")
-
-
-class Block(layers.Layer):
-    """Attention and a feed-forward layer with residual connections; the norm is before each."""
-
-    def __init__(
-        self, width: int, heads: int, groups: int, hidden: int, *, causal: bool = False, gated: bool = False
-    ) -> None:
-        super().__init__()
-        self.heads, self.groups, self.size, self.causal = heads, groups, width // heads, causal
-        with keras.RematScope(mode=None):
-            self.before = [layers.LayerNormalization() for _ in range(2)]
-            self.queries, self.attended = layers.Dense(width), layers.Dense(width)
-            self.keys, self.values = (layers.Dense(groups * self.size) for _ in range(2))
-            self.up = [layers.Dense(hidden) for _ in range(2 if gated else 1)]
-            self.down = layers.Dense(width)
-
-    def build(self, shape: Sequence[int | None]) -> None:
-        """Create the variables for inputs [batch, tokens, width]."""
-        for layer in (*self.before, self.queries, self.keys, self.values, self.attended, *self.up):
-            layer.build(shape)
-        self.down.build((*shape[:-1], self.up[0].units))
-        super().build(shape)
-
-    def call(self, x: Any) -> Any:
-        """Return [batch, tokens, width]."""
-        length = x.shape[1]
-        y = self.before[0](x)
-        query = ops.reshape(self.queries(y), (-1, length, self.heads, self.size))
-        key, value = (
-            ops.repeat(ops.reshape(each(y), (-1, length, self.groups, self.size)), self.heads // self.groups, axis=2)
-            for each in (self.keys, self.values)
-        )
-        attended = ops.dot_product_attention(query, key, value, is_causal=self.causal)
-        z = x + self.attended(ops.reshape(attended, (-1, length, self.heads * self.size)))
-        y = self.before[1](z)
-        gate, *rest = (up(y) for up in self.up)
-        inner = ops.silu(gate) * rest[0] if rest else ops.gelu(gate)
-        return z + self.down(inner)
-
-    def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Return the result's shape."""
-        return keras.KerasTensor(x.shape, self.compute_dtype)

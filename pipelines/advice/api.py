@@ -34,25 +34,20 @@ def hardware(
 
     Returns:
         A row for each choice, the cheapest first: times in seconds, memory in bytes, prices in US dollars.
+
     Raises:
-        UserError: The data are not prepared on this machine, or a value is unknown.
+        UserError: pandas is not installed, the data are not prepared on this machine, or a value is unknown.
     """
-    from slipway.pipelines.advice.command import filters_of
-    from slipway.pipelines.advice.comparison import compare
-    from slipway.pipelines.advice.jobs import job_of
+    from slipway.pipelines.advice.command import compared
     from slipway.pipelines.api.existing import pandas_module
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.hardware import command
-    from slipway.pipelines.terminal import say
 
-    configuration = load(Path(config), set)
-    command.listing(region, accelerator, configuration.train.engine)
+    normalize = pandas_module().json_normalize  # before what takes long
     limits = {
         "region": region, "accelerator": accelerator, "spot": spot, "max_replicas": max_replicas, "deadline": deadline,
         "budget": budget,
     }  # fmt: skip
-    filters = filters_of(configuration, limits)
-    comparison = compare(configuration, job_of(configuration, "hardware()"), filters, say)
-    wanted = filters.deadline is not None or filters.budget is not None
+    comparison = compared(load(Path(config), set), limits)
+    wanted = comparison.filters.deadline is not None or comparison.filters.budget is not None
     rows = [offer.as_dict() for offer in (comparison.meeting if wanted else comparison.offers)]
-    return pandas_module().json_normalize(rows, sep="_")
+    return normalize(rows, sep="_")

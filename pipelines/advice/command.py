@@ -12,7 +12,7 @@ from slipway.core.formatting import binary_size
 from slipway.core.values import JsonObject
 from slipway.pipelines.advice import texts
 from slipway.pipelines.advice.comparison import Comparison, Filters, Offer
-from slipway.pipelines.advice.comparison import compare as compared_of
+from slipway.pipelines.advice.comparison import compare as compare_all
 from slipway.pipelines.advice.jobs import job_of
 from slipway.pipelines.cli.display import in_columns
 from slipway.pipelines.hardware import command as listing
@@ -33,12 +33,9 @@ def compare(config: RunConfig, limits: JsonObject, output: Path | None, *, as_js
     Raises:
         UserError: A filter has an unknown value, the data are not prepared, or nothing is known of the step.
     """
-    filters = filters_of(config, limits)
-    listing.listing(filters.region, filters.accelerator, config.train.engine)  # refuses unknown values
     if output is not None:
         check_folder_of(output)
-    job = job_of(config, "--compare")
-    comparison = compared_of(config, job, filters, say)
+    comparison = compared(config, limits)
     if output is not None:
         from slipway.pipelines.advice.page import written
 
@@ -49,6 +46,13 @@ def compare(config: RunConfig, limits: JsonObject, output: Path | None, *, as_js
     show(comparison)
     if output is not None:
         say(f"{output} shows all {len(comparison.offers)} choices")
+
+
+def compared(config: RunConfig, limits: JsonObject) -> Comparison:
+    """Return the comparison for a configuration; see `compare`."""
+    filters = filters_of(config, limits)
+    listing.listing(filters.region, filters.accelerator, config.train.engine)  # refuses unknown values
+    return compare_all(config, job_of(config, "--compare"), filters, say)
 
 
 def filters_of(config: RunConfig, limits: JsonObject) -> Filters:

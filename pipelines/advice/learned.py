@@ -177,6 +177,6 @@ def expected(job: JobConfig, hardware: Hardware, *, here: bool) -> Estimate | No
             return None
         return cpus.here(training, speed, hardware.replicas) if here else cpus.estimate(hardware, training, speed)
     platform: compiled.Platform = "tpu" if hardware.is_tpu else "cuda"
-    found = profile.known(platform, job)
+    step = profile.known(platform, job)
     program = compiled.program(platform, job.train.engine)
-    return estimate(hardware, training, found, program) if found else None
+    return estimate(hardware, training, step, program) if step else None

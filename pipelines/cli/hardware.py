@@ -102,9 +102,10 @@ def _compare(choice: str | None, config: RunConfig, limits: JsonObject, output: 
 
 def _check_alone(options: dict[str, object]) -> None:
     """Refuse options that mean nothing without --compare."""
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise UserError(f"{given[0]} applies only with --compare.", setting=given[0], fix=f"--compare {given[0]}")
+    for name, value in options.items():
+        if value:
+            typed = name if value is True else f"{name} {shlex.quote(str(value))}"
+            raise UserError(f"{name} applies only with --compare.", setting=name, fix=f"--compare {typed}")
 
 
 def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answer, list[str]]:

@@ -44,7 +44,7 @@ class Profile(BaseModel):
 
     `kept_bytes` is the size of the training split if the devices keep it, 0 if it is streamed.
     `files` are the SHA-256 of the project's files that were imported, by path. `unknown` is why nothing is known, as a
-    phrase; "" if it is. `seconds` is how long compiling or tracing took.
+    phrase; "" if it is.
     """
 
     devices: int
@@ -54,7 +54,6 @@ class Profile(BaseModel):
     kept_bytes: int = 0
     files: dict[str, str] = {}
     unknown: str = ""
-    seconds: float = 0.0
 
 
 class Answer(BaseModel):

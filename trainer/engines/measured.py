@@ -81,11 +81,11 @@ def rates(request: Request) -> Rates:
     engine.open(clusters.read({}))
     result = Rates(cores=available_cores())
     stream = inputs.StreamTraining(assignment, min(job.train.batch_size, READ_EXAMPLES), 1, 0)
+    batches = stream.arrays_from(0)
+    examples, labels = _copied(next(batches))
     if assignment.decoded_bytes("train") > inputs.MEMORY_BUDGET:
-        batches = stream.arrays_from(0)
         seconds = _seconds(lambda count: list(islice(batches, count)), request.seconds, most=1)
         result.examples = stream.batch / seconds
-    examples, labels = _copied(next(stream.arrays_from(0)))
 
     def timed(batch: int) -> float:
         plan = job.plan.model_copy(update={"replicas": 1, "processes": 1, "batch_per_replica": batch})

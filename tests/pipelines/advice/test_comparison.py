@@ -94,9 +94,9 @@ def test_filters() -> None:
 
 
 def test_a_deadline_and_a_budget_keep_what_meets_them_even_if_it_takes_longest() -> None:
-    found = compared("--deadline", "20m", "--budget", "2")
-    meeting = [choice for choice in found["choices"] if choice["meets"]]
-    assert meeting and len(meeting) < len(found["choices"])
+    comparison = compared("--deadline", "20m", "--budget", "2")
+    meeting = [choice for choice in comparison["choices"] if choice["meets"]]
+    assert meeting and len(meeting) < len(comparison["choices"])
     assert all(choice["seconds"]["high"] <= 1200 and choice["cost"]["high"] <= 2 for choice in meeting)
     lines = typed("--deadline", "20m", "--budget", "2").stdout
     assert meeting[0]["hardware"] in lines
@@ -196,14 +196,16 @@ def test_trainings_of_the_same_network_and_of_others_calibrate(monkeypatch: pyte
     monkeypatch.setattr(learned, "network", lambda _job: "this network")
     keep("second", "l4", "this network", 2.0)
     keep("third", "l4", "this network", 2.2)
-    found = compared()
-    same = l4(found["choices"])["step_seconds"]
+    comparison = compared()
+    same = l4(comparison["choices"])["step_seconds"]
     assert same["middle"] == pytest.approx(2.1 * before["middle"])
     assert same["high"] / same["low"] < before["high"] / before["low"]
-    assert l4(found["choices"])["based_on"] == "2 trainings of this network on l4"
-    assert [row["run"] for row in found["measured"]] == ["second", "third"]
-    assert found["measured"][0]["measured_seconds"] == pytest.approx(2 * found["measured"][0]["estimated_seconds"])
-    unaffected = [choice for choice in found["choices"] if choice["hardware"] == "a100x1"]
+    assert l4(comparison["choices"])["based_on"] == "2 trainings of this network on l4"
+    assert [row["run"] for row in comparison["measured"]] == ["second", "third"]
+    assert comparison["measured"][0]["measured_seconds"] == pytest.approx(
+        2 * comparison["measured"][0]["estimated_seconds"]
+    )
+    unaffected = [choice for choice in comparison["choices"] if choice["hardware"] == "a100x1"]
     assert "training" not in unaffected[0]["based_on"]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import re
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,6 @@ class Compiler:
 
     def profile(self) -> Profile:
         """Compile the job's batch for what it takes."""
-        start = time.perf_counter()
         job, _ = self._opened()
         size, kept, batch = self._engine.size(), self._kept(), job.train.batch_size
         profile = Profile(
@@ -107,8 +105,7 @@ class Compiler:
             traffic_bytes=answer.traffic_bytes,
             kernels=answer.kernels,
         )
-        taken = time.perf_counter() - start
-        return profile.model_copy(update={"costs": costs, "files": user_modules.digests(), "seconds": taken})
+        return profile.model_copy(update={"costs": costs, "files": user_modules.digests()})
 
     def _opened(self) -> tuple[JobConfig, Manifest]:
         """Build the job's network for the devices; return the job of one process, and its data's manifest."""

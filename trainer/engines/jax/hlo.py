@@ -100,5 +100,5 @@ def size(shape: str) -> int:
 
 def _shapes(text: str) -> Iterator[int]:
     for kind, edges in _SHAPE.findall(text):
-        each = _SIZES.get(kind) or (1 if kind[1:2] in "48" and kind[0] in "suf" else 4)
-        yield each * math.prod(int(edge) for edge in edges.split(",") if edge)
+        element = _SIZES.get(kind) or (1 if kind[1:2] in "48" and kind[0] in "suf" else 4)
+        yield element * math.prod(int(edge) for edge in edges.split(",") if edge)
